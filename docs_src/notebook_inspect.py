@@ -41,7 +41,7 @@ for turn in transcript(captured).turns:
     print(turn.sampled_tokens, "tokens sampled,", turn.trained_tokens, "to train on")
 
 # %% [markdown]
-# Figures of the whole store. `openenv view --store FOLDER` shows the same in a browser.
+# Figures of the whole store. `openenv view FOLDER` shows the same in a browser.
 
 # %%
 for figures in store.stats(by="task"):

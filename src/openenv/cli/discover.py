@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shlex
+from collections.abc import Collection
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -16,10 +17,30 @@ if TYPE_CHECKING:
     from openenv.packaging.catalogue.models import DiscoveryEntry
 
 
+REFERENCE = {
+    "browser_env": "A real Chromium on a small site: buy, find, fill in forms",
+    "chess_env": "Play chess against an engine, or find the move that mates",
+    "coding_env": "Run Python in a sandbox, or write functions that hidden calls score",
+    "echo_env": "Two tools that return their input, to test connections and clients",
+    "gridworld_env": "Find the goal of a maze with walls and pits, made from a seed",
+    "gymnasium_env": "Any environment of Gymnasium: control, games, robots",
+    "notes_env": "Read and write notes with tools until a task is done",
+    "opencode_env": "OpenCode environment for OpenEnv: a real coding agent in a sandbox, exact tokens, a reward it "
+    "cannot fake",
+    "reasoning_gym_env": "Puzzles, arithmetic, logic and graph questions from Reasoning Gym",
+    "textarena_env": "Text games of TextArena: puzzles, board, card and word games",
+}
+"""The reference environments of our repository, with the descriptions of their packages; a test compares both."""
+_REPOSITORY = "https://github.com/openenv/openenv"
+
+
 def discover(
     query: str = typer.Argument("", metavar="QUERY", help="The environment's purpose; without it, all are listed."),
     catalog: Path | None = typer.Option(
-        None, "--catalog", metavar="FILE", help="A complete catalogue; by default the installed environments."
+        None,
+        "--catalog",
+        metavar="FILE",
+        help="A complete catalogue; by default installed and reference environments.",
     ),
     limit: int = typer.Option(20, "--limit", metavar="N", min=1, max=1000, help="Maximum number of entries."),
     filter: list[str] = typer.Option(
@@ -32,7 +53,7 @@ def discover(
 ) -> None:
     """Search for environments that fit a task; nothing is installed, run or fetched.
 
-      openenv discover                              what is installed here
+      openenv discover                              installed and reference environments
       openenv discover "solve a maze"
       openenv discover "solve a maze" --catalog catalog.json
       openenv discover --catalog catalog.json --filter license=MIT --json
@@ -75,15 +96,17 @@ def discover(
 
 
 def _search_installed(query: str, limit: int, *, as_json: bool) -> None:
-    """Print the environments of this Python installation that match, best matches first."""
+    """Print the installed and the reference environments that match, best matches first."""
     from openenv.packaging.auto.installed import get_discovery
     from openenv.packaging.catalogue.search import match_score
 
     known = get_discovery().discover().values()
     scored = [(match_score(query, one.name, one.description), one) for one in known]
     found = sorted(((score, one) for score, one in scored if score is not None), key=lambda pair: -pair[0])[:limit]
+    names = {one.name for one in known}
+    others = reference_environments(query, names)[: limit - len(found)]
     if as_json:
-        results = [
+        results: list[dict[str, object]] = [
             {
                 "name": one.name,
                 "description": one.description,
@@ -94,6 +117,9 @@ def _search_installed(query: str, limit: int, *, as_json: bool) -> None:
             }
             for score, one in found
         ]
+        for score, name in others:
+            entry = {"name": name, "description": REFERENCE[name], "source": _source(name), "score": score}
+            results.append(entry)
         typer.echo(json.dumps({"results": results, "metadataOnly": True}, indent=2, ensure_ascii=False))
         return
     # Sample:
@@ -106,8 +132,26 @@ def _search_installed(query: str, limit: int, *, as_json: bool) -> None:
         typer.echo(printable(f"  package: {one.package_name} {one.version}"))
         if one.folder is not None:
             typer.echo(printable(f"  serve: openenv serve {shlex.quote(str(one.folder))}"))
-    if not found:
-        typer.echo(f"None of {len(known)} installed environments matches. With --catalog, search a catalogue.")
+    for _, name in others:
+        typer.echo(f"{name}: {REFERENCE[name]}")
+        typer.echo(f"  install: pip install {shlex.quote(_source(name))}")
+    if not found and not others:
+        count = len(names | set(REFERENCE))
+        typer.echo(f"None of {count} installed and reference environments matches. With --catalog, search a catalogue.")
+
+
+def reference_environments(query: str, installed: Collection[str]) -> list[tuple[float, str]]:
+    """Return the score and the name of each matching reference environment that is not installed, best first."""
+    from openenv.packaging.catalogue.search import match_score
+
+    names = [name for name in REFERENCE if name not in installed]
+    scored = [(match_score(query, name, REFERENCE[name]), name) for name in names]
+    return sorted(((score, name) for score, name in scored if score is not None), key=lambda pair: -pair[0])
+
+
+def _source(name: str) -> str:
+    """Return the place of a reference environment, as pip takes it."""
+    return f"git+{_REPOSITORY}#subdirectory=envs/{name}"
 
 
 def _lines(entry: DiscoveryEntry) -> list[str]:

@@ -14,6 +14,7 @@ from pydantic import ValidationError
 from typer.testing import CliRunner, Result
 
 from openenv.cli.__main__ import build
+from openenv.cli.discover import REFERENCE, reference_environments
 from openenv.discovery import (
     CatalogError,
     CatalogSnapshot,
@@ -30,6 +31,8 @@ from openenv.packaging.catalogue.models import github_repository, metadata_url, 
 from openenv.packaging.catalogue.repository import GitMetadataSource, MetadataError
 from openenv.packaging.catalogue.serialization import catalog_digest, parse_json
 from program_interpreters import Interpreter
+
+ROOT = Path(__file__).resolve().parents[3]
 
 NAMES = {
     "openenv.discovery.errors": "CatalogError",
@@ -449,6 +452,20 @@ def test_a_catalogue_is_built_searched_and_inspected(repository: Path, tmp_path:
     assert "None of 3" in call("discover", "poker", "--catalog", str(path)).stdout
 
 
+def test_the_reference_environments_are_those_of_the_repository() -> None:
+    packages = sorted((ROOT / "envs").glob("*_env/pyproject.toml"))
+    described = {path.parent.name: path.read_text("utf-8") for path in packages}
+    assert sorted(REFERENCE) == sorted(described)
+    for name, text in described.items():
+        assert f'description = "{REFERENCE[name]}"' in text
+
+
+def test_reference_environments_are_offered_unless_they_are_installed() -> None:
+    assert [name for _, name in reference_environments("", [])] == list(REFERENCE)
+    assert reference_environments("chess", [])[0][1] == "chess_env"
+    assert "chess_env" not in [name for _, name in reference_environments("", ["chess_env"])]
+
+
 def test_without_a_catalogue_the_installed_environments_are_searched() -> None:
     shown = call("discover", "a gridworld")
     assert shown.exit_code == 0
@@ -456,7 +473,7 @@ def test_without_a_catalogue_the_installed_environments_are_searched() -> None:
     assert "  serve: openenv serve " in shown.stdout
     found = json.loads(call("discover", "gridworld", "--limit", "1", "--json").stdout)["results"]
     assert [(one["name"], one["score"]) for one in found] == [("gridworld_env", 100)]
-    assert "of 10 installed environments matches" in call("discover", "xyzzy").stdout
+    assert "None of 10 installed and reference environments matches" in call("discover", "xyzzy").stdout
     refused = call("discover", "--filter", "tags=grid")
     assert (refused.exit_code, "needs --catalog" in refused.stderr) == (2, True)
 

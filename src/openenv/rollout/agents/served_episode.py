@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from typing import Any, Literal
 
 from openenv.client.env_client import GenericEnvClient
-from openenv.client.network import ConnectionOptions, with_token
+from openenv.client.network import NO_SERVER, ConnectionOptions, with_token
 from openenv.client.rewards import RewardHistory, reward_history
 from openenv.client.schema_client import ask, read_schemas
 from openenv.errors import (
@@ -258,7 +258,8 @@ def action_schema(url: str, client_options: Mapping[str, Any] | None = None) -> 
         options = ConnectionOptions(connect_timeout_s=_SCHEMA_TIMEOUT_S, headers=headers)
         schema: Json = dict(read_schemas(url, options)["action"])
     except (OpenEnvError, KeyError, TypeError, ValueError) as exc:
-        raise RolloutError(f"{url} does not describe its actions ({message_of(exc)}). Is the server running?") from exc
+        problem = message_of(exc).replace(NO_SERVER, "").strip(" .")
+        raise RolloutError(f"{url} does not describe its actions ({problem}). Is the server running?") from exc
     return schema
 
 
