@@ -257,6 +257,9 @@ def kills(options: argparse.Namespace, folder: Path) -> bool:
                 result.differences += len(comparison.differences)
                 for difference in comparison.differences[:3]:
                     print("DIFFERENT", difference)
+                for record in store.records():
+                    if record.outcome.status != "ok":
+                        print("  ", record.task.task_id, record.outcome.status, record.outcome.reason)
             print(f"round {result.rounds}: {result.kills} kills so far, {time.monotonic() - began:.0f} s", flush=True)
     print(
         f"{options.agent}: {result.kills} kills of rollouts ({result.engines} engines) over {result.rollouts} rollouts "

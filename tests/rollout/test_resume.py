@@ -29,6 +29,7 @@ from openenv.rollout import (
     RolloutStore,
     Sampling,
     Task,
+    resume_rollouts,
     run_many,
 )
 from openenv.rollout.agents.base import Launch
@@ -303,6 +304,19 @@ def test_a_batch_that_continues_needs_the_same_tasks(local: Sandboxes, tmp_path:
         assert newest[0].rollout_id == other[0].rollout_id
     with pytest.raises(ValueError, match="rollouts of this machine"):
         run_many(TASKS, agent="noop", on="ray", resume=True)
+
+
+def test_rollouts_without_a_description_of_their_engine_need_an_agent(local: Sandboxes, tmp_path: Path) -> None:
+    with RolloutStore(tmp_path) as store:
+        store.begin("old", TASKS[0], about={"agent": "noop"})
+        store.begin("new", TASKS[1], about={"agent": "noop", "engine": {"agent": "noop", "sandbox": "local"}})
+        for rollout_id in ("old", "new"):
+            store.release(rollout_id)
+        with pytest.raises(StoreError, match=r"1 rollouts do not say how they were run.*old"):
+            resume_rollouts(store)
+        assert store.get("new").outcome.status == "ok"
+        [outcome] = resume_rollouts(store, agent="noop", sandbox=local)
+        assert (outcome.rollout_id, outcome.status) == ("old", "ok")
 
 
 def test_a_beginning_that_was_killed_leaves_nothing(local: Sandboxes, tmp_path: Path) -> None:

@@ -158,11 +158,14 @@ def resume_rollouts(
 
     Raises:
         AgentUnavailable, SandboxUnavailable: An agent or a sandbox backend cannot run here.
-        StoreError: An outcome could not be stored.
+        StoreError: An outcome could not be stored; or, after all others have ended, some rollouts do not say how they
+            were run.
     """
     cancel = cancel or Cancellation()
     begun = {each.rollout_id: each for each in store.running()}
     waiting = [begun[each] for each in store.interrupted() if store.is_begun(each) and each in begun]
+    unknown = [each.rollout_id for each in waiting if not each.engine and "agent" not in engine]
+    waiting = [each for each in waiting if each.rollout_id not in unknown]
     outcomes: list[Outcome] = []
     while waiting:
         # One engine for all rollouts with the same options.
@@ -182,6 +185,11 @@ def resume_rollouts(
                 cancel.cancel("interrupted")
                 pool.shutdown(cancel_futures=True)
                 raise
+    if unknown:
+        raise StoreError(
+            f"{len(unknown)} rollouts do not say how they were run, such as those of a Ray cluster: "
+            f"{', '.join(unknown[:5])}. Pass agent, model and sandbox"
+        )
     return outcomes
 
 
