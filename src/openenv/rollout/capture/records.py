@@ -309,6 +309,19 @@ class Recorder:
                     raise JournalFull(f"Cannot open the records: {exc}") from exc
             self._users += 1
 
+    @contextlib.contextmanager
+    def opened(self) -> Iterator[None]:
+        """Keep the file open while the block runs, for a rollout whose events are frequent."""
+        try:
+            self._acquire()
+        except JournalFull:  # each entry tries again
+            yield
+            return
+        try:
+            yield
+        finally:
+            self.release()
+
     def release(self) -> None:
         """Close the file after its last user."""
         with self._lock:

@@ -470,7 +470,7 @@ class Engine:
                 if store is not None:
                     reporter.journal = partial(_journal, capture)
                 rollout = RolloutRun(plan, access, reporter=reporter, cancel=cancel)
-                with capture:
+                with capture, capture.rollout.recorder.opened():
                     outcome = rollout.run()
                 # With a store, the sequences are read from its files. Without one, they go with the outcome, because
                 # the captured calls are removed with the engine's scratch folder.
