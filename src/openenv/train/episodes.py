@@ -224,7 +224,7 @@ class EpisodeStream(GroupStream[Start]):
         return str(item.get("episode_id") or f"start-{number}")
 
     def whole(self, group: OpenGroup[Start]) -> SampleGroup:
-        return SampleGroup(group.name, _arguments(group.item), group.chosen(), group.failed)
+        return SampleGroup(group.name, reset_arguments(group.item), group.chosen(), group.failed)
 
     async def release(self, worker: int) -> None:
         await super().release(worker)
@@ -240,16 +240,16 @@ class EpisodeStream(GroupStream[Start]):
         return self._clients[worker]
 
     async def sample(self, worker: int, group: OpenGroup[Start], index: int, attempt: int) -> EpisodeSample:
-        labels = {**group.labels(index, attempt), "start": _arguments(group.item)}
+        labels = {**group.labels(index, attempt), "start": reset_arguments(group.item)}
         if self.environment:
             labels["environment"] = self.environment
-        episode = _PlayedEpisode(new_rollout_id(), group.name, labels, self.options.reward)
+        episode = PlayedEpisode(new_rollout_id(), group.name, labels, self.options.reward)
         if self._store is not None:
             episode.steps = StepLog()
         client = self._client(worker)
         try:
             with episode.waits_for_environment():
-                first = await client.reset(**_arguments(group.item))
+                first = await client.reset(**reset_arguments(group.item))
             reply_reward(first.reward, first.metadata)
         except SessionCapacityError:
             await self.release(worker)
@@ -257,7 +257,7 @@ class EpisodeStream(GroupStream[Start]):
         except (OpenEnvError, OSError) as exc:
             episode.fail(exc)
             return await self._stored(episode)
-        episode.note({"kind": "reset", "arguments": _arguments(group.item)}, first)
+        episode.note({"kind": "reset", "arguments": reset_arguments(group.item)}, first)
         self.settled.add(worker)
         messages = self._dialogue.opening(first.observation)
         episode.instruction = "\n\n".join(str(message["content"]) for message in messages)
@@ -277,7 +277,7 @@ class EpisodeStream(GroupStream[Start]):
         await asyncio.to_thread(capture.close)
         return await self._stored(episode, capture)
 
-    async def _stored(self, episode: _PlayedEpisode, capture: Capture | None = None) -> EpisodeSample:
+    async def _stored(self, episode: PlayedEpisode, capture: Capture | None = None) -> EpisodeSample:
         """Store a finished episode, and return it as a sample."""
         self.counts.environment_s += episode.environment_s
         self.counts.model_s += episode.model_s
@@ -294,7 +294,7 @@ class EpisodeStream(GroupStream[Start]):
             await asyncio.to_thread(self._keep, self._store, outcome, episode)
         return EpisodeSample(outcome, sequences, is_rewarded=episode.is_rewarded, turn_rewards=rewards)
 
-    def _keep(self, store: RolloutStore, outcome: Outcome, episode: _PlayedEpisode) -> None:
+    def _keep(self, store: RolloutStore, outcome: Outcome, episode: PlayedEpisode) -> None:
         """Store an episode: its steps, as all files, before its record."""
         path = store.live_file(episode.rollout_id, STEPS_FILE)
         if episode.steps is not None and path.parent.is_dir():  # an episode whose reset failed has no folder yet
@@ -302,7 +302,7 @@ class EpisodeStream(GroupStream[Start]):
         store.add(outcome, episode.task())
 
     async def _run(
-        self, client: GenericEnvClient, messages: list[Json], episode: _PlayedEpisode, capture: Capture
+        self, client: GenericEnvClient, messages: list[Json], episode: PlayedEpisode, capture: Capture
     ) -> None:
         """Play until the episode ends, the model stops, or `max_turns` is reached."""
         for _ in range(self.options.max_turns):
@@ -325,7 +325,7 @@ class EpisodeStream(GroupStream[Start]):
             messages += self._dialogue.reply(answer, results)
         episode.finish("truncated", f"the episode was not over after {self.options.max_turns} answers")
 
-    async def _step(self, client: GenericEnvClient, action: Json, episode: _PlayedEpisode) -> str:
+    async def _step(self, client: GenericEnvClient, action: Json, episode: PlayedEpisode) -> str:
         """Take one action, and return the model's view of the result."""
         try:
             with episode.waits_for_environment():
@@ -342,7 +342,7 @@ class EpisodeStream(GroupStream[Start]):
             episode.finish("ok")
         return self._dialogue.shown(result.observation)
 
-    async def _ask(self, messages: Sequence[Json], episode: _PlayedEpisode, capture: Capture) -> Json | None:
+    async def _ask(self, messages: Sequence[Json], episode: PlayedEpisode, capture: Capture) -> Json | None:
         """Return the model's reply as a message; None if the endpoint refuses what the policy said.
 
         Raises:
@@ -375,7 +375,7 @@ class EpisodeStream(GroupStream[Start]):
         kept = {name: message[name] for name in names if message.get(name)}
         return {"role": "assistant", "content": "", **kept}
 
-    async def _blame(self, refusal: str, episode: _PlayedEpisode, capture: Capture) -> None:
+    async def _blame(self, refusal: str, episode: PlayedEpisode, capture: Capture) -> None:
         """End an episode whose request was refused, if its answers are the reason.
 
         The conversation may be too long, or a tool call unparsable. But a refusal is an infrastructure failure if the
@@ -420,7 +420,7 @@ class StepLog:
             logger.warning("the steps of an episode are not stored: %s", exc)
 
 
-class _PlayedEpisode:
+class PlayedEpisode:
     """The state of an episode: its reward so far, and how it ended."""
 
     def __init__(self, rollout_id: str, name: str, labels: Json, rule: RewardRule) -> None:
@@ -504,6 +504,6 @@ class _PlayedEpisode:
             self.environment_s += time.perf_counter() - began
 
 
-def _arguments(start: Start) -> Json:
+def reset_arguments(start: Start) -> Json:
     """Return the arguments of `reset`."""
     return {"seed": start} if isinstance(start, int) else dict(start)

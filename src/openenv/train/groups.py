@@ -9,7 +9,7 @@ Every row is a captured sequence: the engine's token IDs, a mask of the sampled 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from math import sqrt
 from typing import Any, Literal
 
@@ -55,6 +55,9 @@ class EpisodeSample:
     turn_rewards: Mapping[int, float] | None = None
     """The reward of each model call, by its number; None if only the episode has a reward. Calls that are not here
     have a reward of 0."""
+    players: Mapping[str, EpisodeSample] = field(default_factory=dict)
+    """The episodes of the trained players of a match (`self_play`), each with its own reward and sequences. The match
+    has the first one's reward, and no sequences."""
 
     @property
     def reward(self) -> float | None:
@@ -67,7 +70,12 @@ class EpisodeSample:
         return [] if self.reward is None else [sequence for sequence in self.sequences if sequence.trainable]
 
     def tokens(self) -> TokenCounts:
-        """Return the numbers of sampled, trained and excluded tokens."""
+        """Return the numbers of sampled, trained and excluded tokens; of a match, those of its trained players."""
+        if self.players:
+            total = TokenCounts()
+            for player in self.players.values():
+                total.add(player.tokens())
+            return total
         counts = token_counts(self.outcome.turns, self.sequences)
         return counts if self.reward is not None else counts.without("no_reward")
 
@@ -121,6 +129,20 @@ class SampleGroup:
         """The difference between the highest and the lowest reward. A group with spread 0 teaches nothing."""
         rewarded = [reward for reward in self.rewards if reward is not None]
         return max(rewarded) - min(rewarded) if rewarded else 0.0
+
+    def by_player(self) -> dict[str, SampleGroup]:
+        """Return the episodes of each trained player of a match as a group, so that a player is compared with itself
+        only."""
+        names = dict.fromkeys(name for sample in self.samples for name in sample.players)
+        return {
+            name: replace(
+                self,
+                name=f"{self.name}/{name}",
+                samples=[sample.players[name] for sample in self.samples if name in sample.players],
+                failed=[sample.players[name] for sample in self.failed if name in sample.players],
+            )
+            for name in names
+        }
 
     def advantages(self, method: Method = "grpo") -> list[float | None]:
         """Return the advantages of the samples within this group."""

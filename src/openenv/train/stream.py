@@ -711,7 +711,7 @@ class GroupStream(ABC, Generic[ItemT]):
             return
         self.counts.episodes += 1
         if self._raw_logprobs is not None:
-            for sequence in sample.sequences:
+            for sequence in (*sample.sequences, *(one for each in sample.players.values() for one in each.sequences)):
                 sequence.validation.append(self._raw_logprobs)
         self.counts.tokens.add(sample.tokens())
         self._has_reward |= sample.reward is not None
