@@ -15,7 +15,8 @@ from openenv import create_app
 from openenv.errors import RequestValidationError, RolloutError
 from openenv.rollout import Model, RolloutStore
 from openenv.testing import serve
-from openenv.train import Player, PlayerDialogue, SampleGroup, collate, self_play
+from openenv.train import Player, SampleGroup, collate, self_play
+from openenv.train.self_play import PlayerDialogue
 from openenv.types import Action, Observation
 from vllm_double import VllmDouble, decode, logprob
 

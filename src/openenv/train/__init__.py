@@ -17,7 +17,6 @@ _EXPORTS = {
     "Mixture": "openenv.train.mixture",
     "Objective": "openenv.train.groups",
     "Player": "openenv.train.self_play",
-    "PlayerDialogue": "openenv.train.self_play",
     "Prompt": "openenv.rollout.agents.dialogue",
     "RolloutStream": "openenv.train.tasks",
     "SampleGroup": "openenv.train.groups",
@@ -66,7 +65,6 @@ if TYPE_CHECKING:  # the table above, for type checkers; tests/test_typing.py ho
     from openenv.train.items import shuffled as shuffled
     from openenv.train.mixture import Mixture as Mixture
     from openenv.train.self_play import Player as Player
-    from openenv.train.self_play import PlayerDialogue as PlayerDialogue
     from openenv.train.self_play import self_play as self_play
     from openenv.train.served_session import ServedSessionFactory as ServedSessionFactory
     from openenv.train.tasks import RolloutStream as RolloutStream
