@@ -3,7 +3,7 @@
 The model begins with random weights, and its vocabulary has one token for each call of the tool: what is left to learn
 is to call it, and to read the lamp.
 
-    .clients/trl/bin/python examples/trl_tools/train.py --plot curve.png
+    .clients/trl/bin/python examples/trl_tools/train.py --seeds 5 --plot curve.png
 """
 
 from __future__ import annotations
@@ -73,9 +73,9 @@ class Log(TrainerCallback):  # type: ignore[misc]
             print(f"step {state.global_step:4d}  reward {float(logs['reward']):.3f}  {seconds:4.0f} s", flush=True)
 
 
-def train(url: str, options: argparse.Namespace) -> list[dict[str, float]]:
+def train(url: str, seed: int, options: argparse.Namespace) -> list[dict[str, float]]:
     """Train a new model and return the mean reward of each step."""
-    torch.manual_seed(options.seed)
+    torch.manual_seed(seed)
     tokenizer, log = make_tokenizer(), Log()
     prompt = [{"role": "user", "content": "Press the button of the lamp."}]
     rows = [{"prompt": prompt, "seed": seed} for seed in range(options.steps * options.episodes)]
@@ -93,7 +93,7 @@ def train(url: str, options: argparse.Namespace) -> list[dict[str, float]]:
                 num_generations=options.group,
                 max_completion_length=options.tokens,
                 learning_rate=options.learning_rate,
-                seed=options.seed,
+                seed=seed,
                 logging_steps=1,
                 report_to=options.report_to,
                 save_strategy="no",
@@ -105,18 +105,30 @@ def train(url: str, options: argparse.Namespace) -> list[dict[str, float]]:
         )
         trainer.remove_callback(PrinterCallback)
         trainer.train()
-    return log.rows
+    return [{"seed": seed, **row} for row in log.rows]
 
 
 def plot(log: list[dict[str, float]], path: Path) -> None:
-    """Draw the mean reward over the steps."""
+    """Draw the mean reward over the steps: a thin line for each seed, and their mean."""
     import matplotlib  # only where a picture is wanted
 
     matplotlib.use("Agg")
     from matplotlib import pyplot
 
     figure, axes = pyplot.subplots(figsize=(7, 3.2), layout="constrained")
-    axes.plot([row["step"] for row in log], [row["reward"] for row in log], color="#3465a4", linewidth=2)
+    by_seed: dict[float, list[float]] = {}
+    for row in log:
+        by_seed.setdefault(row["seed"], []).append(row["reward"])
+    curves = list(by_seed.values())
+    steps = range(1, 1 + min(map(len, curves)))
+    for curve in curves if len(curves) > 1 else []:
+        axes.plot(steps, curve[: len(steps)], color="#3465a4", linewidth=0.7, alpha=0.5)
+    axes.plot(
+        steps,
+        [sum(values) / len(values) for values in zip(*(curve[: len(steps)] for curve in curves), strict=True)],
+        color="#3465a4",
+        linewidth=2,
+    )
     axes.set(xlabel="step of GRPOTrainer", ylabel="mean reward", title="A tool, called in the colour of the lamp")
     axes.set_ylim(0, 1.02)
     axes.grid(alpha=0.3)
@@ -132,6 +144,7 @@ def main() -> None:
     parser.add_argument("--output", type=Path, default=Path("outputs") / "trl_tools", help="TRL's folder")
     parser.add_argument("--report-to", default="none", help="wandb, trackio, tensorboard, as TRL has them")
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--seeds", type=int, default=1, help="train so many models, with seeds from --seed on")
     parser.add_argument("--steps", type=int, default=130)
     parser.add_argument("--episodes", type=int, default=64, help="per step")
     parser.add_argument("--group", type=int, default=16, help="episodes that begin alike")
@@ -142,7 +155,8 @@ def main() -> None:
         url: Any = options.url
         if url is None:
             url = stack.enter_context(ProcessProvider(f"{Path(__file__).with_name('environment.py')}:app")).base_url
-        log = train(url, options)
+        seeds = range(options.seed, options.seed + options.seeds)
+        log = [row for seed in seeds for row in train(url, seed, options)]
     if options.log is not None:
         options.log.write_text("".join(json.dumps(row) + "\n" for row in log))
     if options.plot is not None:

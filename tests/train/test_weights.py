@@ -12,7 +12,16 @@ import pytest
 
 from openenv.rollout import Model, Sampling
 from openenv.testing import serve
-from openenv.train import EpisodeStream, SampleGroup, WeightUpdateFailed, collate, engine_of, play, updating_weights
+from openenv.train import (
+    EpisodeStream,
+    Mixture,
+    SampleGroup,
+    WeightUpdateFailed,
+    collate,
+    engine_of,
+    play,
+    updating_weights,
+)
 from vllm_double import SglangDouble, VllmDouble, echo_policy, logprob
 from waiting import wait_until_async
 
@@ -78,7 +87,7 @@ def test_after_a_drain_every_answer_comes_from_one_version(url: str, kind: str) 
         async with playing(url, model, 2) as stream:
             async for group in stream:
                 groups.append(group)
-                async with updating_weights(stream, engine, version=len(groups)):
+                async with updating_weights(Mixture({"echo": stream}), engine, version=len(groups)):
                     await engine.sleep()
                     await engine.wake_up(["weights"])
                     await engine.load(f"/checkpoints/step-{len(groups)}")

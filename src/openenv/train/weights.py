@@ -36,6 +36,7 @@ import httpx2
 from openenv.errors import RolloutError, WeightUpdateFailed
 from openenv.rollout.tasks.task import Model
 
+from .mixture import Mixture
 from .stream import GroupStream
 
 UpdateMode = Literal["drain", "in_flight"]
@@ -217,7 +218,7 @@ def engine_of(model: Model, *, key: str | None = None, timeout_s: float = 1800.0
 
 @contextlib.asynccontextmanager
 async def updating_weights(
-    streams: GroupStream[Any] | Iterable[GroupStream[Any]],
+    streams: GroupStream[Any] | Mixture | Iterable[GroupStream[Any]],
     engine: InferenceEngine,
     *,
     version: int,
@@ -230,7 +231,7 @@ async def updating_weights(
     paused, because the weights may be incomplete: update again, or end the streams.
 
     Args:
-        streams: The streams that sample from the engine.
+        streams: The stream, mixture or streams that sample from the engine.
         engine: The engine; `engine_of(model)` returns it.
         version: The version of the new weights.
         mode: Whether calls under way end before the update, or continue after it.
@@ -242,6 +243,8 @@ async def updating_weights(
     """
     if mode not in ("drain", "in_flight"):
         raise ValueError(f"unknown mode {mode!r}; choose from 'drain', 'in_flight'")
+    if isinstance(streams, Mixture):
+        streams = streams.streams.values()
     paused = [streams] if isinstance(streams, GroupStream) else list(streams)
     try:
         if mode == "drain":
