@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
 import re
 import shutil
 from pathlib import Path
@@ -15,6 +17,25 @@ from openenv.rollout.tasks.sets.repair import MODULES, broken_source, module_sou
 from openenv.sandboxes.base import Sandboxes
 
 SETS = task_set_names()
+
+# Of the first three tasks of seed 0. A change of a set needs its new digest here, and a line in CHANGELOG.md.
+DIGESTS = {
+    "arithmetic": "d4139e0d80c3",
+    "ciphers": "3a445896cc21",
+    "countdown": "83a9f5e34dd3",
+    "dates": "324813c9ca7f",
+    "files": "4392dccadfe0",
+    "git": "bad9e270ed84",
+    "graphs": "8a762fd8346e",
+    "json": "f82bc860ae28",
+    "regex": "affa519e7680",
+    "repair": "3ee9c030c959",
+    "shell": "cd1f93489443",
+    "sql": "cf17bd344d28",
+    "strings": "2b83b05acf5c",
+    "sudoku": "ca8acf2a7dc6",
+    "tables": "1f73fd7dff63",
+}
 
 # For each set, agents that want the reward without doing the work. They know the format of the answer.
 ATTACKS = {
@@ -129,6 +150,21 @@ def test_tasks_of_a_set_depend_on_seed_and_number_only(name: str) -> None:
         assert task.task_id == f"{name}-5-{number}"
         assert task.min_trust == task_set(name).trust
         assert [reading.trust for reading in read_task(task)] == [task.min_trust]
+
+
+def digest_of(tasks: list[Task]) -> str:
+    fields = [task.model_dump(mode="json", exclude_defaults=True) for task in tasks]
+    return hashlib.sha256(json.dumps(fields, sort_keys=True).encode()).hexdigest()[:12]
+
+
+@pytest.mark.parametrize("name", DIGESTS)
+def test_the_tasks_of_a_seed_stay_the_same(name: str) -> None:
+    """Results of different versions and machines are only comparable if the tasks are."""
+    assert digest_of(task_set(name).tasks(3)) == DIGESTS[name]
+
+
+def test_every_set_has_a_digest() -> None:
+    assert sorted(DIGESTS) == sorted(SETS)
 
 
 def test_solutions_earn_all_and_nothing_earns_nothing(local: Sandboxes) -> None:
