@@ -183,7 +183,7 @@ def deployed(space: Space, kubeconfig: Path) -> Iterator[Callable[..., Result]]:
 
 
 def test_an_update_loses_no_session_that_can_finish(deployed: Callable[..., Result], space: Space) -> None:
-    options = ("--replicas", "3", "--max-sessions", "40", "--drain-timeout", "120")
+    options = ("--replicas", "3", "--max-sessions", "40", "--drain-timeout", "400")
     first = deployed("gridworld:1", *options)
     assert first.exit_code == 0, first.output
     assert "applied PodDisruptionBudget maze" in first.stdout
@@ -203,9 +203,8 @@ def test_an_update_loses_no_session_that_can_finish(deployed: Callable[..., Resu
         assert len(space.list(Pod)) == 6  # the old ones wait for their sessions
         refused = until(lambda: refusal_of(old[0]), what="a refusal")  # for 5 s it only leaves the Service
         assert isinstance(refused, OpenEnvError), refused
-    started = time.monotonic()
-    until(lambda: len(space.list(Pod)) == 3, what="the end of the old pods")
-    assert time.monotonic() - started < 60  # not the whole drain timeout
+    # Not the whole drain timeout; on a busy machine the end of three pods took a minute.
+    until(lambda: len(space.list(Pod)) == 3, what="the end of the old pods", within_s=200)
     assert visitors.failures == []
     assert visitors.versions  # the Service had a pod for every one of them
 
