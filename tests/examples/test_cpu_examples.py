@@ -75,7 +75,7 @@ def test_the_gradient_by_hand_is_that_of_the_clipped_loss(networks: ModuleType) 
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(900)
+@pytest.mark.timeout(2400)
 def test_grpo_gets_nine_tenths_of_the_best_reward(tmp_path: Path) -> None:
     log = run("gridworld_grpo.py", "--seed", "0", log=tmp_path / "log.jsonl")
     assert log[0]["share"] < 0
@@ -84,7 +84,7 @@ def test_grpo_gets_nine_tenths_of_the_best_reward(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(900)
+@pytest.mark.timeout(2400)
 def test_ppo_solves_cart_pole(tmp_path: Path) -> None:
     log = run("cartpole_ppo.py", "--seed", "0", log=tmp_path / "log.jsonl")
     assert log[0]["return"] < 50
