@@ -108,6 +108,12 @@ def test_a_sandbox_that_was_ready_for_too_long_is_replaced() -> None:
         wait_until(lambda: is_gone(backend.opened[0]))
 
 
+def test_a_sandbox_that_nobody_takes_is_replaced_as_well() -> None:
+    backend = Counting()
+    with SandboxPool(backend, size=1, max_idle_s=0.2):
+        wait_until(lambda: len(backend.opened) > 1 and is_gone(backend.opened[0]))
+
+
 def test_time_spent_waiting_is_not_taken_from_the_lease() -> None:
     backend = Counting()
     with SandboxPool(backend, SandboxSpec(timeout_s=100), size=1, max_idle_s=60) as pool:
