@@ -20,6 +20,7 @@ from openenv.testing import serve
 
 pytestmark = pytest.mark.slow
 SNIPPETS = Path(__file__).parents[3] / "docs_src"
+BEGIN = f"{Guess.__doc__}\n\nYour whole reply becomes the action's `text`.\n\nBegin 3."
 
 
 @pytest.fixture(autouse=True)
@@ -40,7 +41,7 @@ def guess() -> Iterator[str]:
 def test_an_episode_of_several_turns(guess: str) -> None:
     env = skyrl_gym.make("openenv", env_config={"url": guess}, extras={"extra_info": {"reset": {"seed": 3}}})
     conversation, _ = env.init([{"role": "system", "content": "Guess."}])
-    assert conversation == [{"role": "system", "content": "Guess."}, {"role": "user", "content": "Begin 3."}]
+    assert conversation == [{"role": "system", "content": "Guess."}, {"role": "user", "content": BEGIN}]
     first = env.step("no")
     assert (first["reward"], first["done"]) == (-0.25, False)
     assert first["observations"] == [{"role": "user", "content": "no is wrong."}]
@@ -52,7 +53,7 @@ def test_an_episode_of_several_turns(guess: str) -> None:
 
 def test_the_system_message_comes_first_and_only_once(guess: str) -> None:
     env = skyrl_gym.make("openenv", env_config={"url": guess, "system": "Guess!"}, extras={"reset": {"seed": 3}})
-    ask, own, first = ({"role": "user", "content": "Ready?"}, {"role": "system", "content": "Guess."}, "Begin 3.")
+    ask, own, first = ({"role": "user", "content": "Ready?"}, {"role": "system", "content": "Guess."}, BEGIN)
     begin = {"role": "user", "content": first}
     assert env.init([ask])[0] == [{"role": "system", "content": "Guess!"}, ask, begin]
     assert env.init([own, ask])[0] == [own, ask, begin]
