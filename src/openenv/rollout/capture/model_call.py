@@ -119,8 +119,11 @@ class ProxiedCall:
                 self._call.ledger.settle("cancelled")
             if self._recorded is not None and not self._is_complete and rollout.replay is not None:
                 rollout.replay.put_back(self._recorded)
-            # The parts of a call refer to each other: without this, long prompts wait for the garbage collector.
+            # The parts of a call refer to each other: without this, long prompts and conversations wait for the garbage
+            # collector.
             self._call.ledger.prompt_ids = self._call.ledger.answer = None
+            self._call.reply.on_gone = self._task = None
+            del self._relay
             rollout.active.discard(self)
             rollout.changed.set()
             self.over.set()

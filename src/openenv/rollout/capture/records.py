@@ -108,7 +108,7 @@ class Recorder:
         self._size = 0  # up to the last whole entry
         self._overhead = 0  # an estimate of the reader's memory, beyond the bytes of the file
         self._numbers: dict[bytes, int] = {}  # of items in the file, by their digests
-        self._latest: dict[str, list[int]] = {}  # by field, the numbers of the last call's items
+        self._latest: dict[str, list[list[int]]] = {}  # by field, the runs of the last call's items
         self._prompts: deque[tuple[int, array[int]]] = deque(maxlen=_RECENT_PROMPTS)
         self._calls = 0
         self._taken: set[int] = set()  # numbers of calls in the file, and of the parent's calls
@@ -363,15 +363,15 @@ class _Packing:
 
     Args:
         numbers: The numbers of items in the file, by their digests.
-        latest: By field, the numbers of the last call's items.
+        latest: By field, the runs of the last call's items.
         items: The items in memory; empty if there are none.
     """
 
-    def __init__(self, numbers: Mapping[bytes, int], latest: Mapping[str, list[int]], items: list[Any]) -> None:
+    def __init__(self, numbers: Mapping[bytes, int], latest: Mapping[str, list[list[int]]], items: list[Any]) -> None:
         self._numbers, self._latest, self._items = numbers, latest if items else {}, items
         self.new: list[Any] = []
         self.fresh: dict[bytes, int] = {}
-        self.latest: dict[str, list[int]] = {}
+        self.latest: dict[str, list[list[int]]] = {}
         self.references = 0
 
     def pack(self, body: Json) -> Json:
@@ -380,7 +380,8 @@ class _Packing:
         for key, value in body.items():
             if key in ITEM_LISTS and isinstance(value, list):
                 self.references += len(value)
-                packed[key] = {"$items": _runs(self._numbers_of(key, value))}
+                runs = self.latest[key] = _runs(self._numbers_of(key, value))
+                packed[key] = {"$items": runs}
             elif key in ITEM_TEXTS and isinstance(value, str) and len(value) > _TEXT_LIMIT:
                 self.references += 1
                 packed[key] = {"$item": self._number_of(value)}
@@ -395,12 +396,12 @@ class _Packing:
     # its digest.
     def _numbers_of(self, key: str, items: list[Any]) -> list[int]:
         earlier = self._items
+        known = itertools.chain.from_iterable(range(start, start + size) for start, size in self._latest.get(key, ()))
         numbers = [
             number if item == earlier[number] and is_text_message(item) else self._number_of(item)
-            for item, number in zip(items, self._latest.get(key, ()), strict=False)
+            for item, number in zip(items, known, strict=False)
         ]
         numbers += map(self._number_of, items[len(numbers) :])
-        self.latest[key] = numbers
         return numbers
 
     def _number_of(self, item: object) -> int:
@@ -495,17 +496,18 @@ def _runs(numbers: list[int]) -> list[list[int]]:
 def _shared_length(first: array[int], second: array[int]) -> int:
     """Return the number of equal IDs at the beginning of two lists.
 
-    Binary search over bytes: a block of memory is compared in one step, much faster than ID by ID.
+    Binary search: a block of memory is compared in one step, much faster than ID by ID. Nothing is copied: a prompt may
+    have a million IDs.
 
         [1 2 3 4 5 6 7 8] and [1 2 3 4 5 9 9 9]:  1-4 same, 5-6 differ, 5 same  ->  5
     """
-    low, high, size = 0, min(len(first), len(second)), first.itemsize
-    left, right = first[:high].tobytes(), second[:high].tobytes()
-    if left == right:  # the usual case: the prompt continues an earlier one
+    low, high = 0, min(len(first), len(second))
+    left, right = memoryview(first), memoryview(second)
+    if left[:high] == right[:high]:  # the usual case: the prompt continues an earlier one
         return high
     while low < high:
         middle = (low + high + 1) // 2
-        if left[low * size : middle * size] == right[low * size : middle * size]:
+        if left[low:middle] == right[low:middle]:
             low = middle
         else:
             high = middle - 1
