@@ -8,7 +8,7 @@ from types import ModuleType
 
 import pytest
 
-from openenv.rollout import Task, run_many
+from openenv.rollout import Model, Task, run_many
 from openenv.rollout.agents.shell_chat import ShellChat
 from openenv.testing import Script, ScriptedModel, Turn
 
@@ -56,7 +56,7 @@ def test_the_cheats_that_the_prompt_proposes_earn_nothing(tasks: ModuleType, com
     agent = ShellChat(max_turns=1)
     with ScriptedModel(Script(name="cheat", turns=[Turn(text=command)], ending="exit")) as model:
         outcomes = run_many(
-            tasks.held_out_tasks()[:6], agent=agent, model=model.model(), sandbox="local", concurrency=4
+            tasks.held_out_tasks()[:6], agent=agent, model=Model(**model.model()), sandbox="local", concurrency=4
         )
     assert [outcome.reward for outcome in outcomes] == [0.0] * 6
     assert {outcome.trust for outcome in outcomes} == {"isolated"}
