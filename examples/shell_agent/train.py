@@ -176,7 +176,7 @@ async def train(arguments: argparse.Namespace) -> None:
                     samples=arguments.samples,
                     groups_per_update=arguments.groups,
                     max_staleness=arguments.staleness,
-                    deadline_s=60,
+                    deadline_s=300,
                     **run.options,
                 )
             )
