@@ -89,3 +89,17 @@ def test_ppo_solves_cart_pole(tmp_path: Path) -> None:
     log = run("cartpole_ppo.py", "--seed", "0", log=tmp_path / "log.jsonl")
     assert log[0]["return"] < 50
     assert (log[-1]["episodes"], log[-1]["return"] >= 475) == (100, True)
+
+
+@pytest.mark.slow
+def test_several_seeds_leave_a_log_each(tmp_path: Path) -> None:
+    command = [sys.executable, str(FOLDER / "seeds.py"), "gridworld_grpo", "--seeds", "3", "4", "--logs", str(tmp_path)]
+    done = subprocess.run([*command, "--updates", "2", "--maps", "4"], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr[-4000:]
+    assert [line.partition(":")[0] for line in done.stdout.splitlines() if "best unseen" in line] == [
+        "seed 3",
+        "seed 4",
+    ]
+    logs = [(tmp_path / f"gridworld_grpo-{seed}.jsonl").read_text().splitlines() for seed in (3, 4)]
+    shares = [[json.loads(line)["share"] for line in log] for log in logs]
+    assert shares[0] != shares[1]
