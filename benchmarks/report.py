@@ -282,9 +282,10 @@ def render_report(samples: Samples, facts: Mapping[str, str], *, plot: str | Non
         shown["other load"] = f"{statistics.median(foreign):.2f} cores (median), {max(foreign):.2f} (highest)"
     head = (
         "# Benchmark results\n\n"
-        "Ours beside the published package, in one interleaved run on one machine that the load generator shares with "
-        "the server. Absolute figures move from run to run: compare ratios. A ratio divides a configuration's figure "
-        "by the better published figure in the same case. All figures are medians over rounds.\n\n"
+        "Ours beside the published package, in one interleaved run on one machine. The table names the cores of "
+        "servers and load generators; without names they share all. Absolute figures move from run to run: compare "
+        "ratios. A ratio divides a configuration's figure by the better published figure in the same case. All "
+        "figures are medians over rounds. MORE_RESULTS.md has a run on 16 cores.\n\n"
     )
     facts_table = markdown(["what", "value"], [[name, value] for name, value in shown.items()])
     tables = [render_table(samples, table, judged) for table in TABLES if table.section in samples.sections()]
