@@ -11,11 +11,14 @@ import os
 import shutil
 import subprocess
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
 import pytest
 
+from openenv.rollout import RolloutStore
+from openenv.rollout.viewer.rollout_routes import viewer_app
 from openenv.server.app import create_app
 from openenv.server.web.web_page import attach_web
 from openenv.settings import cache_dir
@@ -134,6 +137,19 @@ def site(serve: Serve) -> Callable[..., Any]:
         return serve(app)
 
     return start
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Iterator[RolloutStore]:
+    with RolloutStore(tmp_path / "store") as opened:
+        yield opened
+
+
+@pytest.fixture
+def open_page(store: RolloutStore, serve: Serve, visit: Callable[..., Any]) -> Callable[..., Any]:
+    """Open the viewer of the test's store."""
+    server = serve(viewer_app({"store": store.root}))
+    return lambda path="/web/", **options: visit(server.url, **options).page(path)
 
 
 @pytest.fixture(scope="session")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -18,19 +18,6 @@ from stored_rollouts import PIXEL, PROGRAM, SQUARE, SYSTEM, Talk, add_square, ro
 expect = pytest.importorskip("playwright.sync_api", reason="needs Playwright: pip install playwright").expect
 
 LONG = "\n".join(f"line {number} of the output" for number in range(20_000))
-
-
-@pytest.fixture
-def store(tmp_path: Path) -> Iterator[RolloutStore]:
-    with RolloutStore(tmp_path / "store") as opened:
-        yield opened
-
-
-@pytest.fixture
-def open_page(store: RolloutStore, serve: Serve, visit: Callable[..., Any]) -> Callable[..., Any]:
-    """Open the viewer of the test's store."""
-    server = serve(viewer_app({"store": store.root}))
-    return lambda path="/web/", **options: visit(server.url, **options).page(path)
 
 
 def add_talk(store: RolloutStore, rollout_id: str, *, turns: int, output: str = "done") -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -30,19 +30,6 @@ expect = pytest.importorskip("playwright.sync_api", reason="needs Playwright: pi
 HOSTILE = (
     '<img src=x onerror="window.hacked=1"><script>window.hacked=2</script>\u202e\x1b[2J</pre>[x](javascript:alert(1))'
 )
-
-
-@pytest.fixture
-def store(tmp_path: Path) -> Iterator[RolloutStore]:
-    with RolloutStore(tmp_path / "store") as opened:
-        yield opened
-
-
-@pytest.fixture
-def open_page(store: RolloutStore, serve: Serve, visit: Callable[..., Any]) -> Callable[..., Any]:
-    """Open the viewer of the test's store."""
-    server = serve(viewer_app({"store": store.root}))
-    return lambda path="/web/", **options: visit(server.url, **options).page(path)
 
 
 def test_the_list_is_filtered_counted_and_leads_to_a_rollout(

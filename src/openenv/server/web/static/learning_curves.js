@@ -5,7 +5,7 @@
 
 import { rolloutApi } from "./api.js";
 import { el, fill, svg } from "./element.js";
-import { nameOf } from "./rollout_stats.js";
+import { FoldRequest, nameOf } from "./rollout_stats.js";
 import { formatCount, formatMoment, formatShare, visible } from "./texts.js";
 
 const BY = ["", "task", "environment", "group", "agent", "model"];
@@ -24,13 +24,10 @@ const TICK_WIDTH = 96;
 export class LearningCurves {
   /** @param {object} options @param {(error: any) => void} options.failed */
   constructor({ failed }) {
-    this.failed = failed;
-    this.request = new URLSearchParams();
-    this.version = 0;
     this.width = 0;
     /** @type {CurvePoint[]} */
     this.points = [];
-    const load = { change: () => this.#load() };
+    const load = { change: () => this.asking.load() };
     const names = BY.map((name) => el("option", { value: name }, name ? `by ${nameOf(name)}` : "all together"));
     this.by = el("select", { "aria-label": "Lines", on: load }, names);
     this.over = el("select", { "aria-label": "Axis", on: load }, options(OVER));
@@ -50,35 +47,28 @@ export class LearningCurves {
       this.empty,
       this.box,
     );
-    this.node.addEventListener("toggle", () => this.#load());
+    this.asking = new FoldRequest({
+      fold: this.node,
+      ask: (query) => {
+        query.set("by", this.by.value);
+        query.set("over", this.over.value);
+        return rolloutApi.curve(query);
+      },
+      draw: ({ points }) => {
+        // Rollouts without a version have no place on an axis of versions.
+        this.points = this.#isTime ? points : points.filter((/** @type {CurvePoint} */ { at }) => at !== "");
+        this.#resize();
+        this.#draw();
+      },
+      failed,
+    });
     this.drawing.addEventListener("pointermove", (event) => this.#point(event));
     new ResizeObserver(() => this.#resize()).observe(this.node);
   }
 
   /** @param {URLSearchParams} request - What the list is asked for. */
   show(request) {
-    this.request = request;
-    this.#load();
-  }
-
-  async #load() {
-    if (!this.node.open) return;
-    this.version += 1;
-    const { version } = this;
-    const query = new URLSearchParams(this.request);
-    query.delete("order");
-    query.set("by", this.by.value);
-    query.set("over", this.over.value);
-    try {
-      const { points } = await rolloutApi.curve(query);
-      if (version !== this.version) return;
-      // Rollouts without a version have no place on an axis of versions.
-      this.points = this.#isTime ? points : points.filter((/** @type {CurvePoint} */ { at }) => at !== "");
-      this.#resize();
-      this.#draw();
-    } catch (error) {
-      this.failed(error);
-    }
+    this.asking.show(request);
   }
 
   #resize() {

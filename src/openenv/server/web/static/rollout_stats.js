@@ -10,6 +10,46 @@ import { formatSeconds } from "./values.js";
 const BY = ["task", "environment", "group", "policy_version", "agent", "model", "status", "verdict"];
 const MOST = 200;
 
+/** Asks for the figures of a list while their fold is open. An answer that a newer request overtook is dropped. */
+export class FoldRequest {
+  /**
+   * @param {object} options
+   * @param {HTMLElement} options.fold
+   * @param {(query: URLSearchParams) => Promise<any>} options.ask
+   * @param {(answer: any) => void} options.draw
+   * @param {(error: any) => void} options.failed
+   */
+  constructor({ fold, ask, draw, failed }) {
+    this.fold = fold;
+    this.ask = ask;
+    this.draw = draw;
+    this.failed = failed;
+    this.request = new URLSearchParams();
+    this.version = 0;
+    fold.addEventListener("toggle", () => this.load());
+  }
+
+  /** @param {URLSearchParams} request - What the list is asked for. */
+  show(request) {
+    this.request = request;
+    this.load();
+  }
+
+  async load() {
+    if (!this.fold.open) return;
+    this.version += 1;
+    const { version } = this;
+    const query = new URLSearchParams(this.request);
+    query.delete("order");
+    try {
+      const answer = await this.ask(query);
+      if (version === this.version) this.draw(answer);
+    } catch (error) {
+      this.failed(error);
+    }
+  }
+}
+
 /** A table of figures, asked for while it is open. */
 export class RolloutStatsTable {
   /**
@@ -19,12 +59,9 @@ export class RolloutStatsTable {
    */
   constructor({ narrow, failed }) {
     this.narrow = narrow;
-    this.failed = failed;
-    this.request = new URLSearchParams();
-    this.version = 0;
     this.by = el(
       "select",
-      { "aria-label": "Figures by", on: { change: () => this.#load() } },
+      { "aria-label": "Figures by", on: { change: () => this.asking.load() } },
       BY.map((name) => el("option", { value: name }, `by ${nameOf(name)}`)),
     );
     this.summary = el("p.hint", { role: "status" });
@@ -53,29 +90,21 @@ export class RolloutStatsTable {
       el("div.toolbar", {}, this.by, this.summary),
       box,
     );
-    this.node.addEventListener("toggle", () => this.#load());
+    this.asking = new FoldRequest({
+      fold: this.node,
+      ask: (query) => {
+        query.set("by", this.by.value);
+        query.set("limit", String(MOST));
+        return rolloutApi.stats(query);
+      },
+      draw: (answer) => this.#draw(answer),
+      failed,
+    });
   }
 
   /** @param {URLSearchParams} request - What the list is asked for. */
   show(request) {
-    this.request = request;
-    this.#load();
-  }
-
-  async #load() {
-    if (!this.node.open) return;
-    this.version += 1;
-    const { version } = this;
-    const query = new URLSearchParams(this.request);
-    query.delete("order");
-    query.set("by", this.by.value);
-    query.set("limit", String(MOST));
-    try {
-      const answer = await rolloutApi.stats(query);
-      if (version === this.version) this.#draw(answer);
-    } catch (error) {
-      this.failed(error);
-    }
+    this.asking.show(request);
   }
 
   /** @param {any} answer */
