@@ -31,7 +31,7 @@ def talk(server: RunningServer, **options: Any) -> Iterator[ClientConnection]:
 
 
 def hear(connection: ClientConnection) -> Any:
-    return json.loads(connection.recv(timeout=20))
+    return json.loads(connection.recv(timeout=60))
 
 
 def say(connection: ClientConnection, text: str) -> list[Any]:
