@@ -2,6 +2,7 @@
 
     python benchmarks/journal_kills.py kills --kills 5000 --rollouts 200
     python benchmarks/journal_kills.py kills --kills 50 --rollouts 10 --agent opencode --concurrency 5
+    python benchmarks/journal_kills.py kills --kills 20 --rollouts 6 --agent codex --dialect openai_responses
     python benchmarks/journal_kills.py branches
     python benchmarks/journal_kills.py overhead --rollouts 200
     python benchmarks/journal_kills.py repeat --rollouts 1000 --concurrency 64
@@ -38,6 +39,7 @@ from openenv.rollout import Model, Outcome, RolloutStore, Sampling, StoredRollou
 from openenv.rollout.agents.shell_chat import ShellChat
 from openenv.rollout.capture.records import FILE, Recorder
 from openenv.rollout.store.comparison import compare_stores
+from openenv.rollout.tasks.model_parameters import Dialect
 from openenv.sandboxes.local import LocalSandboxes
 from openenv.testing.scripted.agent_scripts import AGENTS
 from openenv.testing.scripted.script import Script, Turn
@@ -66,20 +68,23 @@ class Result:
         return self.rollouts > 0 and not self.lost + self.sampled_twice + self.differences
 
 
-def script_of(agent: str, turns: int) -> Script:
+def script_of(agent: str, turns: int, token_delay_s: float = 0.0) -> Script:
     """Return the answers of the model: commands that write down the seed of the answer."""
+    delay = {"token_delay_s": token_delay_s}
     lines = [f"echo {number} ${{seed}} >> answers.txt" for number in range(turns)]
     if agent == "shell-chat":
-        return Script(name="kills", turns=tuple(Turn(text=line) for line in lines), ending="exit")
+        return Script(name="kills", turns=tuple(Turn(text=line, **delay) for line in lines), ending="exit")
     tools = AGENTS[agent]
-    calls = tuple(Turn(text=f"Step {number}.", calls=(tools.shell(line),)) for number, line in enumerate(lines))
+    calls = tuple(
+        Turn(text=f"Step {number}.", calls=(tools.shell(line),), **delay) for number, line in enumerate(lines)
+    )
     last = (Turn(text="That was all.", calls=tools.ending),) if tools.ending else ()
     return Script(name="kills", turns=(*calls, *last), ending="Done.")
 
 
 @contextmanager
-def served(script: Script, folder: Path) -> Iterator[Model]:
-    """Serve a script in another process."""
+def served(script: Script, folder: Path, dialect: Dialect = "openai_chat") -> Iterator[Model]:
+    """Serve a script in another process, to be asked in a dialect; only chat completions have seeds."""
     file = folder / "script.json"
     file.write_text(script.model_dump_json())
     command = [sys.executable, "-m", "openenv.testing.scripted", str(file), "--port", "0"]
@@ -88,7 +93,8 @@ def served(script: Script, folder: Path) -> Iterator[Model]:
         assert process.stdout is not None
         url = next(word for line in process.stdout for word in line.split() if word.startswith("http://"))
         threading.Thread(target=process.stdout.read, daemon=True).start()
-        yield Model(base_url=url.rstrip(".,:"), name=script.model_name, sampling=Sampling().parameters())
+        sampling = Sampling().parameters(dialect)
+        yield Model(base_url=url.rstrip(".,:"), name=script.model_name, dialect=dialect, sampling=sampling)
     finally:
         process.kill()
         process.wait()
@@ -111,6 +117,8 @@ class Plan:
     turns: int
     longest_s: float = 1.0
     """The longest time after which an engine kills itself."""
+    entries: int = 20
+    """The entries that a rollout writes, about four for each call and one for each piece of a slow answer."""
 
     def run(self, folder: Path) -> list[Outcome]:
         """Run all rollouts that have not ended."""
@@ -209,12 +217,11 @@ def last_entry(journal: Path) -> str:
 
 def kill_until_done(plan: Plan, folder: Path, draw: random.Random, most: int, result: Result) -> None:
     """Kill engines until the rollouts have ended, or until enough rollouts were killed; then let the last one end."""
-    calls = plan.turns + 1
     while True:
         enough = result.kills >= most
         how: How | None = None if enough else draw.choice(("before", "torn", "after", "time"))
-        # A rollout writes about four entries for each call, and one for each replayed answer.
-        count = draw.randrange(1, 3 * plan.concurrency + plan.concurrency * calls // 2)
+        # An eighth of the entries, because a replayed answer needs only one.
+        count = draw.randrange(1, 3 * plan.concurrency + plan.concurrency * plan.entries // 8)
         status = forked(plan, folder, how, count, draw.uniform(0.0, plan.longest_s))
         result.engines += 1
         if os.WIFEXITED(status):
@@ -233,7 +240,7 @@ def kills(options: argparse.Namespace, folder: Path) -> bool:
     """Compare killed runs with an undisturbed one."""
     draw, result = random.Random(options.seed), Result()
     turns = options.turns
-    with served(script_of(options.agent, turns), folder) as model:
+    with served(script_of(options.agent, turns, options.token_delay), folder, options.dialect) as model:
         plan = Plan(model, options.agent, tasks_of(options.rollouts, turns), options.concurrency, turns)
         began, before = time.monotonic(), resource.getrusage(resource.RUSAGE_CHILDREN)
         if forked(plan, folder / "whole", None, 0, 0.0) != 0:
@@ -241,8 +248,9 @@ def kills(options: argparse.Namespace, folder: Path) -> bool:
         with RolloutStore(folder / "whole") as whole:
             assert [each.outcome.reward for each in whole.records()] == [1.0] * options.rollouts
             assert answers_in(whole) >= options.rollouts * turns
+            written = sum(file.read_bytes().count(b'{"k":"') for file in whole.captures.glob(f"*/{FILE}"))
         used = resource.getrusage(resource.RUSAGE_CHILDREN)
-        plan = replace(plan, longest_s=time.monotonic() - began)
+        plan = replace(plan, longest_s=time.monotonic() - began, entries=written // options.rollouts)
         cpu_s = used.ru_utime + used.ru_stime - before.ru_utime - before.ru_stime
         print(f"undisturbed: {options.rollouts} rollouts in {time.monotonic() - began:.1f} s, {cpu_s:.1f} s of CPU")
         while result.kills < options.kills:
@@ -367,6 +375,8 @@ def main() -> None:
     parser.add_argument("--rollouts", type=int, default=50)
     parser.add_argument("--turns", type=int, default=5)
     parser.add_argument("--agent", default="shell-chat", choices=["shell-chat", *AGENTS])
+    parser.add_argument("--dialect", default="openai_chat", help="the dialect of the endpoint in `kills`")
+    parser.add_argument("--token-delay", type=float, default=0.0, help="seconds between the tokens in `kills`")
     parser.add_argument("--concurrency", type=int, default=25)
     parser.add_argument("--engines", type=int, default=12, help="kills of the second run of `repeat`")
     parser.add_argument("--delay", type=float, default=0.2, help="seconds of each answer in `branches`")

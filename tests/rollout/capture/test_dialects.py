@@ -8,9 +8,11 @@ from typing import Any
 
 import pytest
 
+from openenv.rollout.capture import CaptureServer
 from openenv.rollout.capture.dialects import BRIDGES, DIALECTS
 from openenv.rollout.capture.dialects.dialect import CallOptions
 from openenv.rollout.capture.encoding import STREAM_DONE, event_data
+from openenv.rollout.tasks.task import BranchPoint, Model
 
 ANTHROPIC, RESPONSES = DIALECTS["anthropic"], DIALECTS["openai_responses"]
 
@@ -158,6 +160,89 @@ def test_a_whole_answer_as_a_stream_is_put_together_to_the_same(name: Any) -> No
     assert sum(map(dialect.is_end, chunks)) == 1
     assert dialect.completion(assembler.response()).finish_reason == dialect.completion(answer).finish_reason
     assert dialect.reply_items(assembler.response()) == dialect.reply_items(answer)
+
+
+def test_a_recorded_message_as_a_stream_has_its_thoughts_signatures_and_inputs_in_deltas() -> None:
+    citation = {"type": "char_location", "cited_text": "x"}
+    answer = {
+        **ANTHROPIC.final_answer({"model": "m"}, ""),
+        "content": [
+            {"type": "thinking", "thinking": "hm", "signature": "sig"},
+            {"type": "redacted_thinking", "data": "hidden"},
+            {"type": "text", "text": "Hello", "citations": [citation, {**citation, "cited_text": "y"}]},
+            {"type": "tool_use", "id": "t", "name": "f", "input": {"a": 1}},
+            {"type": "server_tool_use", "id": "s", "name": "web_search", "input": {"query": "q"}},
+            {"type": "tool_use", "id": "u", "name": "f", "input": '{"a":'},
+        ],
+    }
+    chunks = [json.loads(event_data(event) or b"") for event in ANTHROPIC.stream({}, answer)]
+    # Claude Code does the same: what a block holds at its start does not count.
+    for chunk in chunks:
+        if chunk["type"] == "content_block_start":
+            block = chunk["content_block"]
+            block.update({name: "" for name in ("text", "thinking", "signature", "input") if name in block})
+    assembler = ANTHROPIC.assembler()
+    for chunk in chunks:
+        assembler.feed(chunk)
+    assert assembler.response() == answer
+
+
+def test_a_recorded_response_as_a_stream_has_the_events_of_each_item() -> None:
+    thought = {
+        "id": "rs1",
+        "type": "reasoning",
+        "encrypted_content": "hidden",
+        "summary": [{"type": "summary_text", "text": "short"}],
+        "content": [{"type": "reasoning_text", "text": "long"}],
+    }
+    patch = {"id": "i3", "type": "custom_tool_call", "call_id": "c2", "name": "apply_patch", "input": "*** Begin"}
+    search = {"id": "i4", "type": "web_search_call", "status": "completed"}
+    answer = {**RESPONSE, "output": [thought, ITEM, CALL, patch, search]}
+    chunks = [json.loads(event_data(event) or b"") for event in RESPONSES.stream({}, answer)]
+    done = [chunk["item"] for chunk in chunks if chunk["type"] == "response.output_item.done"]
+    assert done == answer["output"]
+    assert chunks[-1]["response"] == answer
+    deltas = {chunk["type"]: chunk["delta"] for chunk in chunks if "delta" in chunk}
+    assert deltas == {
+        "response.reasoning_summary_text.delta": "short",
+        "response.reasoning_text.delta": "long",
+        "response.output_text.delta": "Hi",
+        "response.function_call_arguments.delta": '{"a":1}',
+        "response.custom_tool_call_input.delta": "*** Begin",
+    }
+    started = [chunk["item"] for chunk in chunks if chunk["type"] == "response.output_item.added"]
+    assert [started[0]["summary"], started[0]["content"], started[2]["arguments"], started[3]["input"]] == [
+        [],
+        [],
+        "",
+        "",
+    ]
+    assert [chunk["sequence_number"] for chunk in chunks] == list(range(len(chunks)))
+
+
+@pytest.mark.parametrize("dialect", ["anthropic", "openai_responses"])
+def test_a_recorded_stream_of_a_coding_agent_is_a_stream_again(
+    server: CaptureServer, engine: Any, fake: Any, agent_of: Any, dialect: Any
+) -> None:
+    path, sent = ("/messages", MESSAGE_EVENTS) if dialect == "anthropic" else ("/responses", RESPONSE_EVENTS)
+    field = "messages" if dialect == "anthropic" else "input"
+    engine.respond = lambda request: fake.Answer.events(*(fake.event(one, one["type"]) for one in sent))
+    assemblers = []
+    for number in range(2):
+        model = Model(base_url=engine.url, name="m", dialect=dialect, top_logprobs=0)
+        capture = server.open("r", model) if number == 0 else server.reopen("r", model, start=BranchPoint("r"))
+        # The second start of the agent has another session, another process and another clock.
+        text = f"Session ID: {number}f0c2b\nToday is 2026-11-{10 + number}. Work in /tmp/work{number}."
+        request = {field: [{"role": "user", "content": text}], "metadata": {"user_id": str(number)}, "stream": True}
+        assemblers.append(DIALECTS[dialect].assembler())
+        for event in agent_of(capture).stream(path, {"model": "x", "max_tokens": 99, **request}):
+            assemblers[-1].feed(event)
+        stats = capture.stats()
+        assert (stats.replayed, stats.divergence) == (number, None)
+        capture.close()
+    assert len(engine.requests) == 1
+    first, again = ({"stop_sequence": None, **each.response()} for each in assemblers)
+    assert again == first
 
 
 @pytest.mark.parametrize("name", ["openai_chat", "openai_responses", "anthropic"])

@@ -34,7 +34,7 @@ _DAY = (
     rf"|{_MONTH} {{1,2}}\d{{1,2}},? \d{{4}}\b|{_MONTH} {{1,2}}\d{{1,2}})"
 )
 _RULES: tuple[tuple[str, str], ...] = (
-    (r"\b[0-9a-fA-F]{8}-(?:[0-9a-fA-F]{4}-){3}[0-9a-fA-F]{12}\b", "<id>"),
+    (r"(?<![0-9a-fA-F])[0-9a-fA-F]{8}-(?:[0-9a-fA-F]{4}-){3}[0-9a-fA-F]{12}(?![0-9a-fA-F])", "<id>"),
     (r"\b(?:127\.0\.0\.1|localhost):\d{4,5}\b", "<host>"),
     (rf"(?:{_WEEKDAY},? )?\b{_DAY}(?:[T ,]+(?:at )?{_CLOCK}{_ZONE}(?: \d{{4}}\b)?)?", "<time>"),
     (rf"\b{_CLOCK}{_ZONE}", "<time>"),
@@ -45,9 +45,11 @@ _RULES: tuple[tuple[str, str], ...] = (
     ),
     (r"\b0x[0-9a-fA-F]{6,}\b", "<id>"),  # the address of an object
     (r"(?<=/tmp/)[\w.-]+", "<name>"),
-    (r"\b(?=[0-9a-f]*\d)[0-9a-f]{12,}\b", "<id>"),
-    (r"\b[A-Za-z]{2,12}[_-](?=\w*\d)[A-Za-z0-9]{10,}\b", "<id>"),
+    (r"(?<![A-Za-z0-9])(?=[0-9a-f]*\d)[0-9a-f]{12,}(?:_\d+)?\b", "<id>"),
+    (r"\b[A-Za-z]{2,12}[_-](?=\w*\d)[A-Za-z0-9]{10,}(?:_\d+)?\b", "<id>"),
     (r"\b(?i:pid)[ =:]+\d+", "<pid>"),
+    # Codex: "Chunk ID: df09a6", "with session ID 4711"; Claude Code: "running in background with ID: bq7k2m"
+    (r"\b(?i:(?:chunk|session|shell|task|agent|process|with) id)(?:: ?[\w-]+| \d+)", "<id>"),
 )
 _PATTERN = re.compile("|".join(f"(?P<r{number}>{rule})" for number, (rule, _) in enumerate(_RULES)))
 _NAMES = {f"r{number}": name for number, (_, name) in enumerate(_RULES)}

@@ -25,6 +25,7 @@ from .dialect import (
 
 MIN_THINKING = 1024
 """The API's minimum of `thinking.budget_tokens`."""
+_WITH_INPUT = ("tool_use", "server_tool_use", "mcp_tool_use")
 
 
 class MessageAssembler:
@@ -145,14 +146,13 @@ class AnthropicMessages(ModelDialect):
         return {**empty_message(body), "content": [{"type": "text", "text": text}], "stop_reason": "end_turn"}
 
     def stream(self, body: Json, response: Json) -> list[bytes]:
-        # One delta per block: the answer is complete, so smaller pieces would only cost time.
+        # One delta per text: the answer is complete, so smaller pieces would only cost time.
         start = {**response, "content": [], "stop_reason": None, "stop_sequence": None}
         events: list[Json] = [{"type": "message_start", "message": start}]
         for index, block in enumerate(response.get("content") or ()):
-            empty, delta = _opened_and_delta(block)
+            empty, deltas = _opened_and_deltas(block)
             events.append({"type": "content_block_start", "index": index, "content_block": empty})
-            if delta is not None:
-                events.append({"type": "content_block_delta", "index": index, "delta": delta})
+            events += [{"type": "content_block_delta", "index": index, "delta": delta} for delta in deltas]
             events.append({"type": "content_block_stop", "index": index})
         end = {"stop_reason": response.get("stop_reason"), "stop_sequence": response.get("stop_sequence")}
         events.append({"type": "message_delta", "delta": end, "usage": response.get("usage") or {}})
@@ -184,16 +184,24 @@ def empty_message(body: Json) -> Json:
     }
 
 
-def _opened_and_delta(block: Json) -> tuple[Json, Json | None]:
+# Clients empty these fields when a block starts, and fill them from its deltas only.
+def _opened_and_deltas(block: Json) -> tuple[Json, list[Json]]:
+    """Return a block as it starts, and the deltas with its content."""
     kind = block.get("type")
     if kind == "text":
-        return {**block, "text": ""}, {"type": "text_delta", "text": block.get("text") or ""}
+        empty: Json = {**block, "text": ""}
+        cited = [{"type": "citations_delta", "citation": each} for each in as_list(empty.pop("citations", None))]
+        return empty, [{"type": "text_delta", "text": block.get("text") or ""}, *cited]
     if kind == "thinking":
-        return {**block, "thinking": ""}, {"type": "thinking_delta", "thinking": block.get("thinking") or ""}
-    if kind == "tool_use":
-        arguments = json.dumps(block.get("input") or {})
-        return {**block, "input": {}}, {"type": "input_json_delta", "partial_json": arguments}
-    return block, None
+        deltas: list[Json] = [{"type": "thinking_delta", "thinking": block.get("thinking") or ""}]
+        if block.get("signature"):
+            deltas.append({"type": "signature_delta", "signature": block["signature"]})
+        return {**block, "thinking": "", "signature": ""}, deltas
+    if kind in _WITH_INPUT:
+        value = block.get("input") or {}
+        text = value if isinstance(value, str) else json.dumps(value)  # a text: it was cut off
+        return {**block, "input": {}}, [{"type": "input_json_delta", "partial_json": text}]
+    return block, []
 
 
 def _text(value: Any) -> str:

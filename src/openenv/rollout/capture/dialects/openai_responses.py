@@ -27,6 +27,11 @@ from .dialect import (
 
 INCLUDE = "message.output_text.logprobs"  # the value of `include` that asks for log-probabilities
 
+_INPUTS = {
+    "function_call": ("arguments", "function_call_arguments"),
+    "custom_tool_call": ("input", "custom_tool_call_input"),
+}
+"""The kinds of tool calls: the field of their input, and the name of its events."""
 _ENDS = frozenset({"response.completed", "response.incomplete", "response.failed", "error"})
 
 
@@ -275,13 +280,30 @@ def _item_events(index: int, item: Json) -> list[Json]:
                 {"type": "response.output_text.done", **at, "text": text, "logprobs": part.get("logprobs") or []},
                 {"type": "response.content_part.done", **at, "part": part},
             ]
-    elif item.get("type") == "function_call":
-        arguments = item.get("arguments") or ""
+    elif item.get("type") in _INPUTS:
+        field, kind = _INPUTS[item["type"]]
+        text = item.get(field) or ""
         events += [
-            _added(index, {**item, "status": "in_progress", "arguments": ""}),
-            {"type": "response.function_call_arguments.delta", **where, "delta": arguments},
-            {"type": "response.function_call_arguments.done", **where, "arguments": arguments},
+            _added(index, {**item, "status": "in_progress", field: ""}),
+            {"type": f"response.{kind}.delta", **where, "delta": text},
+            {"type": f"response.{kind}.done", **where, field: text},
         ]
+    elif item.get("type") == "reasoning":
+        events.append(_added(index, {**item, "summary": [], **({"content": []} if item.get("content") else {})}))
+        for number, part in enumerate(dicts_in(item.get("summary"))):
+            at, text = {**where, "summary_index": number}, part.get("text") or ""
+            events += [
+                {"type": "response.reasoning_summary_part.added", **at, "part": {**part, "text": ""}},
+                {"type": "response.reasoning_summary_text.delta", **at, "delta": text},
+                {"type": "response.reasoning_summary_text.done", **at, "text": text},
+                {"type": "response.reasoning_summary_part.done", **at, "part": part},
+            ]
+        for number, part in enumerate(dicts_in(item.get("content"))):
+            at, text = {**where, "content_index": number}, part.get("text") or ""
+            events += [
+                {"type": "response.reasoning_text.delta", **at, "delta": text},
+                {"type": "response.reasoning_text.done", **at, "text": text},
+            ]
     else:
         events.append(_added(index, item))
     return [*events, {"type": "response.output_item.done", "output_index": index, "item": item}]
