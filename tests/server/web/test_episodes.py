@@ -443,9 +443,11 @@ def test_a_full_disk_leaves_whole_lines_and_the_server_running(tmp_path: Path) -
 @pytest.mark.slow
 def test_a_killed_server_leaves_its_episode_to_the_next_one(tmp_path: Path, visit: Callable[..., Any]) -> None:
     script = Path(__file__).with_name("conftest.py")
+    support = Path(__file__).parents[2] / "support"
     folder = tmp_path / "episodes"
     code = (
         "import importlib.util, sys\n"
+        f"sys.path.append({str(support)!r})\n"
         f"spec = importlib.util.spec_from_file_location('street', {str(script)!r})\n"
         "sys.modules['street'] = module = importlib.util.module_from_spec(spec)\n"
         "spec.loader.exec_module(module)\n"
