@@ -89,6 +89,8 @@ def test_two_seeds_are_refused(local: Sandboxes, model: Model, tmp_path: Path) -
         ("msg_ba16d55a-2ebb-5b7c-9194-0123456789ab", "msg_0b5d94f8-8a4e-4a52-b6a5-4c2a4f0e0001"),
         ("call_7f8c3fec6211e2f2_0", "call_814b6b780d56fb77_0"),
         ("fc_scripted-827c5573c03b475a80c4000927cb3f28_0", "fc_scripted-026ee7cae69947cebae856fc3e7f0b31_0"),
+        ("Recent commits:\nab12cd3 first", "Recent commits:\n1234567 first"),
+        ("[main (root-commit) ab12cd3] first", "[main (root-commit) 1234567] first"),
         ("Chunk ID: df09a6\nWall time: 0.0512 seconds\n", "Chunk ID: abcdef\nWall time: 1.2 seconds\n"),
         ("Process running with session ID 4711", "Process running with session ID 81205"),
         ("Command running in background with ID: bq7k2m1.", "Command running in background with ID: x9p."),
@@ -112,6 +114,8 @@ def test_times_and_random_ids_do_not_count(one: str, other: str) -> None:
         ("line 12 of a.py", "line 13 of a.py"),
         ("score_12", "score_13"),
         ("user ID: 12", "user ID: 13"),
+        ("total 1234567", "total 7654321"),
+        ("0.1234567e5", "0.1234568e5"),
         ("version 1.2.3", "version 1.2.4"),
     ],
 )

@@ -47,6 +47,9 @@ _RULES: tuple[tuple[str, str], ...] = (
     (r"(?<=/tmp/)[\w.-]+", "<name>"),
     (r"(?<![A-Za-z0-9])(?=[0-9a-f]*\d)[0-9a-f]{12,}(?:_\d+)?\b", "<id>"),
     (r"\b[A-Za-z]{2,12}[_-](?=\w*\d)[A-Za-z0-9]{10,}(?:_\d+)?\b", "<id>"),
+    # Git's short names of commits, which contain the time: "[main ab12cd3] fix", "ab12cd3 fix".
+    (r"(?<![\w.])(?:(?=[0-9a-f]*\d)(?=\d*[a-f])[0-9a-f]{7,11}(?![\w.])|(?<= )\d{7}(?=\]))", "<id>"),
+    (r"(?m:^)\d{7}(?= )", "<id>"),
     (r"\b(?i:pid)[ =:]+\d+", "<pid>"),
     # Codex: "Chunk ID: df09a6", "with session ID 4711"; Claude Code: "running in background with ID: bq7k2m"
     (r"\b(?i:(?:chunk|session|shell|task|agent|process|with) id)(?:: ?[\w-]+| \d+)", "<id>"),
