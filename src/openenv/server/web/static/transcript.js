@@ -268,6 +268,9 @@ function toolList(tools) {
   return folded([`${tools.length} ${tools.length === 1 ? "tool" : "tools"}`], () => el("p.hint", {}, tools.join(", ")));
 }
 
+/** Labels of findings, as `openenv rollouts show` writes them. @type {Record<string, string>} */
+const SEVERITIES = { FATAL: "excluded from training:", WARN: "note", INFO: "info" };
+
 /** @param {any[]} findings @param {string | null} level @param {number} stops */
 function findingsNode(findings, level, stops) {
   const serious = findings.filter((finding) => finding.severity !== "INFO");
@@ -280,7 +283,7 @@ function findingsNode(findings, level, stops) {
     el(
       "li",
       {},
-      el(finding.severity === "INFO" ? "span.badge" : "span.badge.is-negative", {}, finding.severity),
+      el(finding.severity === "INFO" ? "span.badge" : "span.badge.is-negative", {}, SEVERITIES[finding.severity]),
       ` ${finding.call ? `turn ${finding.call}: ` : ""}`,
       visible(finding.message),
     ),
