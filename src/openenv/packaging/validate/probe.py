@@ -66,7 +66,7 @@ def make_plan(schema: Mapping[str, Any]) -> RuntimePlan:
     try:
         return _plan_of([make(schema, variant) for variant in range(_GENERATED_STEPS)])
     except Unmakeable as error:
-        problem = f"no action can be generated from the schema ({error}); write {PLAN} with actions"
+        problem = f"no action can be generated ({error}): give the field `examples`, or write {PLAN} with actions"
         raise CheckSkipped(problem) from error
     except ValidationError as error:
         raise CheckSkipped(f"generated actions are not objects; write {PLAN} with actions") from error
