@@ -136,6 +136,22 @@ def test_a_server_that_is_not_there_ends_the_command_with_one_line(model: str, t
     assert "Traceback" not in result.output
 
 
+def test_the_server_is_asked_before_the_model_is_loaded(tmp_path: Path) -> None:
+    arguments = ["train", "--model", str(tmp_path / "nothing"), "--env", "http://127.0.0.1:9", "--updates", "1"]
+    result = CliRunner().invoke(build(["train"]), [*arguments, "--out", str(tmp_path / "run")])
+    assert result.exit_code == 1
+    assert "127.0.0.1:9" in result.output
+
+
+@pytest.mark.parametrize("device", ["tpu", "meta:x"])
+def test_a_device_that_is_not_there_ends_the_command_with_one_line(device: str, shouting: str, tmp_path: Path) -> None:
+    arguments = ["train", "--model", str(tmp_path / "nothing"), "--env", shouting, "--updates", "1"]
+    options = [*arguments, "--device", device, "--out", str(tmp_path / "run")]
+    result = CliRunner().invoke(build(["train"]), options)
+    assert result.exit_code == 1
+    assert f"the device {device!r} cannot be used; choose cpu, cuda or auto" in result.output
+
+
 def test_a_model_that_is_not_there_ends_the_command_with_one_line(shouting: str, tmp_path: Path) -> None:
     arguments = ["train", "--model", str(tmp_path / "nothing"), "--env", shouting, "--updates", "1"]
     result = CliRunner().invoke(build(["train"]), [*arguments, "--out", str(tmp_path / "run")])

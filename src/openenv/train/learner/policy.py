@@ -79,6 +79,15 @@ class PolicyOptions:
             raise ValueError("learning_rate and max_grad_norm must be above 0")
         if not 0 <= self.clip_low <= 1 or self.clip_high < 0:
             raise ValueError("clip_low must be from 0 to 1, clip_high at least 0")
+        if self.device != "auto":
+            # Errors of PyTorch: an unknown name, a device without support in this build, no such GPU.
+            try:
+                torch.empty(0, device=self.device)
+            except (RuntimeError, AssertionError, NotImplementedError) as exc:
+                reason = str(exc).split("\n", 1)[0]
+                raise ValueError(
+                    f"the device {self.device!r} cannot be used; choose cpu, cuda or auto ({reason})"
+                ) from exc
 
 
 @dataclass(frozen=True, slots=True)

@@ -27,6 +27,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from openenv.rollout.agents.served_episode import action_schema
 from openenv.rollout.agents.shell_chat import ShellChat
 from openenv.rollout.store.store import RolloutStore
 from openenv.rollout.tasks.task import Task
@@ -146,6 +147,8 @@ async def train_policy(run: TrainingRun, on_progress: Progress | None = None) ->
     last = _last_checkpoint(run, folder)
     source = _Source(run)  # reads the tasks, so that a mistake is found before the model is loaded
     options = PolicyOptions(learning_rate=run.learning_rate, seed=run.seed, device=run.device, epochs=2)
+    if run.env is not None:  # also before the model, which takes a minute to load
+        await asyncio.to_thread(action_schema, run.env, {"token": run.token})
     with open_tracker(["jsonl", *run.loggers], tracked) as tracker:
         policy = await asyncio.to_thread(Policy.load, str(last) if last else run.model, options)
         if last is not None:
