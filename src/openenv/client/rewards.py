@@ -51,11 +51,11 @@ class RewardHistory:
             NoRewards: The environment has not given any reward in too many episodes.
         """
         if result.columns is None:
-            values = [self._value_of(slot) for slot in result.by_slot]
+            single = [self._value_of(slot) for slot in result.by_slot]
             self.end_episodes(sum(slot.terminated or slot.truncated for slot in result.by_slot))
-            return values
+            return single
         columns = result.columns
-        values = [float(reward) for reward in columns.rewards.tolist()]
+        values: list[float] = columns.rewards.tolist()
         self.gives_rewards = self.gives_rewards or len(columns.single) < len(columns)
         for row, slot in columns.single.items():
             values[row] = self._value_of(slot)

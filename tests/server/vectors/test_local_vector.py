@@ -44,6 +44,7 @@ from openenv.errors import (
     SessionLost,
     SlotsFailed,
 )
+from openenv.server.vectors import pool
 from waiting import wait_until
 
 
@@ -307,6 +308,19 @@ def test_environments_that_may_share_state_get_a_process_each() -> None:
         assert len({fields["pid"] for fields in envs.reset().observations}) == 3
     with pytest.raises(ConcurrencyConfigurationError):
         vector(Private, 3, workers=2)
+
+
+@pytest.mark.parametrize(("n", "workers"), [(1, 1), (4, 1), (8, 2), (32, 4), (128, 8), (4096, 16)])
+def test_short_steps_get_fewer_processes_than_cores(n: int, workers: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    class Quick(FaultyEnvironment):
+        RUNS_INLINE = True
+
+    monkeypatch.setattr(os, "sched_getaffinity", lambda pid: set(range(16)), raising=False)
+    for cls, expected in ((Quick, workers), (FaultyEnvironment, min(n, 16))):
+        places = pool._places(cls, cls, n, "auto")
+        assert len(places) == expected
+        assert [slot for some in places for slot in some] == list(range(n))
+    assert len(pool._places(Quick, Quick, n, n)) == n
 
 
 def test_options_of_servers_are_refused() -> None:

@@ -379,6 +379,8 @@ class GymnasiumVectorEnv(gymnasium.vector.VectorEnv[Any, Any, Any]):
 
     def _infos(self, result: VectorResult[Any]) -> dict[str, Any]:
         infos: dict[str, Any] = {}
+        if result.columns is not None and not (result.columns.metadata or result.columns.single):
+            return infos
         # Gymnasium's format of infos: one dict of arrays, with `_name` masks that say which slots have a value.
         for slot, info, final in infos_of(result):
             slot_info = dict(info)

@@ -118,8 +118,9 @@ class VectorEnv(_Slots, Generic[ActT, ObsT]):
             Or an environment class, a target such as `gymnasium:ID`, or with `workers` a function without arguments
             that makes an environment.
         n: How many sessions.
-        workers: The number of processes for environments on this machine; `auto` (default) is one for each core. Slots
-            of one worker step one after the other, so take one worker for each slot if single steps are slow.
+        workers: The number of processes for environments on this machine; `auto` (default) is one for each core, or
+            fewer for a class with `RUNS_INLINE`, whose steps take microseconds. Slots of one worker step one after the
+            other, so take one worker for each slot if single steps are slow.
         client: A client class, or an object of one, whose `_step_payload`, `_parse_result` and `_parse_state` are used;
             by default actions and observations are dicts.
         connections: The total number of connections; each server gets at least one, or one for each session if it
@@ -543,7 +544,8 @@ class VectorEnv(_Slots, Generic[ActT, ObsT]):
         if self._asked or self._blocks or pool.columns_left():
             self._check_idle(range(self.n))
         chosen = np.ones(self.n, bool)
-        for index in sorted(self._special | pool.missing):
+        special = self._special | pool.missing if pool.missing else self._special
+        for index in sorted(special):
             chosen[index] = False
             episode = self._episodes[index]
             is_step = episode.is_plain or episode.autoreset == "disabled"
@@ -558,9 +560,10 @@ class VectorEnv(_Slots, Generic[ActT, ObsT]):
             return
         self._blocks.append(block)
         ends = block.terminated | block.truncated
+        if not (ends.any() or block.errors or block.restarts):
+            return
         for index in {*block.slots[ends].tolist(), *block.errors, *block.restarts}:
             slot, episode = self._pool.slots[index], self._episodes[index]
-            row = int(block.slots.searchsorted(index))
             if index in block.errors:
                 episode.ask(stepping=True)
                 self._asked.add(index)
@@ -571,6 +574,7 @@ class VectorEnv(_Slots, Generic[ActT, ObsT]):
                 episode.ask(stepping=True)
                 self._asked.add(index)
                 assert self._pool.layout is not None
+                row = int(block.slots.searchsorted(index))
                 data = step_data(self._pool.layout, block, row, block.metadata.get(index, {}))
                 self._on_answer(slot, "step", data, None)
             else:
@@ -670,7 +674,8 @@ class VectorEnv(_Slots, Generic[ActT, ObsT]):
 
         def enough() -> bool:
             nonlocal waiting
-            waiting = [episode for episode in waiting if not episode.is_ready]
+            if waiting:
+                waiting = [episode for episode in waiting if not episode.is_ready]
             return len(waiting) + pool.columns_left() <= others
 
         while True:
@@ -679,9 +684,11 @@ class VectorEnv(_Slots, Generic[ActT, ObsT]):
             waiting = [self._episodes[index] for index in self._asked]
             if enough():
                 break
-        ready = [self._episodes[index] for index in sorted(self._asked) if self._episodes[index].is_ready]
-        single = [episode.take(self._parse) for episode in ready]
-        self._asked.difference_update(episode.slot for episode in ready)
+        single: list[SlotResult[ObsT]] = []
+        if self._asked:
+            ready = [self._episodes[index] for index in sorted(self._asked) if self._episodes[index].is_ready]
+            single = [episode.take(self._parse) for episode in ready]
+            self._asked.difference_update(episode.slot for episode in ready)
         result: VectorResult[ObsT] = self._merged(single) if self._blocks else VectorResult(single)
         errors = result.errors
         if errors and (self._on_failure == "raise" or all(slot.name is None for slot in pool.slots)):

@@ -22,6 +22,8 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any, Final
 
+import numpy as np
+
 from openenv.env.binding import bind_instance, infer_models
 from openenv.env.columnar import ColumnarEnvironment, step_row
 from openenv.errors import EnvironmentFactoryError, message_of
@@ -137,9 +139,9 @@ class VectorHost:
     def _handle(self, message: VectorMessage) -> None:
         flags, step, requests = message
         replies: list[SlotReply] = []
-        if flags & EACH:
+        if requests and flags & EACH:
             self._answer(requests, lambda reply: self._send(0, 0, [reply]))
-        else:
+        elif requests:
             self._answer(requests, replies.append)
         if flags & STEP:
             self._step_columns(replies.append)
@@ -260,11 +262,12 @@ class VectorHost:
         chosen = arrays.chosen[rows].astype(bool)
         cls: type[ColumnarEnvironment] = type(next(env for env in self._envs if env is not None))
         valid = cls.valid_actions(actions)
-        if not valid[chosen].all():
+        if np.count_nonzero(valid) < len(slots):
             for place in (chosen & ~valid).nonzero()[0].tolist():
                 chosen[place] = False
                 put(self._refused_action(slots[place], actions, place))
-        places = range(len(slots)) if chosen.all() else chosen.nonzero()[0].tolist()
+        is_whole = np.count_nonzero(chosen) == len(slots)
+        places = range(len(slots)) if is_whole else chosen.nonzero()[0].tolist()
         single = arrays.observations[0] if len(arrays.observations) == 1 else None
         envs, first, restarts = self._envs, self._first, self._setup.restarts
         rewards, terminated, truncated = [0.0] * len(slots), [False] * len(slots), [False] * len(slots)

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import pickle
 import struct
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Final, Literal, NamedTuple
 
@@ -89,20 +89,21 @@ class VectorReader:
     def __init__(self) -> None:
         self._buffer = bytearray()
 
-    def feed(self, data: bytes) -> Iterator[VectorMessage]:
+    def feed(self, data: bytes) -> Sequence[VectorMessage]:
         """Add bytes, and return the messages that are complete."""
         buffer = self._buffer
         if not buffer and len(data) == HEADER.size:  # nearly all are
             size, flags, step = HEADER.unpack(data)
             if not size:
-                yield flags, step, ()
-                return
+                return ((flags, step, ()),)
         buffer += data
+        messages: list[VectorMessage] = []
         while len(buffer) >= HEADER.size:
             size, flags, step = HEADER.unpack_from(buffer)
             end = HEADER.size + size
             if len(buffer) < end:
-                return
+                break
             content = pickle.loads(memoryview(buffer)[HEADER.size : end]) if size else ()
             del buffer[:end]
-            yield flags, step, content
+            messages.append((flags, step, content))
+        return messages

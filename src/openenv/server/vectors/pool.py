@@ -13,6 +13,7 @@ from __future__ import annotations
 import contextlib
 import itertools
 import logging
+import math
 import os
 import select
 import socket
@@ -51,6 +52,9 @@ _TICK_S: Final = 1.0  # a wait wakes this often to see that it was interrupted
 _CLOSE_S: Final = 5.0
 _END_S: Final = 2.0  # between the end of a socket and the news of how its process ended
 _LOGGERS: Final = ("", "openenv")
+# The cost of one more worker in a batch, in steps of a few microseconds. With W workers a batch of n steps takes about
+# n / W + W * _WORKER_STEPS, which is least at the square root of n / _WORKER_STEPS.
+_WORKER_STEPS: Final = 2.0
 
 
 class LocalSlot:
@@ -93,6 +97,8 @@ class VectorWorker:
         self.outbox: list[SlotRequest] = []
         self.takes_step = False
         self.step = 0  # the unanswered step in columns; 0 if there is none
+        self.expected: Any = None  # its slots' part of the pool's arrays of the same name
+        self.ready: Any = None
         self.has_ended = threading.Event()
 
     def hang_up(self, process: WorkerProcess) -> None:
@@ -112,8 +118,8 @@ class LocalPool(SlotPool):
     Args:
         factory: Makes an environment; sent to the workers.
         n: The number of slots.
-        workers: The number of processes; `auto` takes one for each core, or one for each slot if the environment class
-            does not declare that several of its instances may share a process.
+        workers: The number of processes; `auto` takes one for each core, fewer for a class with `RUNS_INLINE`, or one
+            for each slot if the class does not declare that several of its instances may share a process.
         codec: The codec of single results: it decides between arrays and lists, bytes and text.
         restarts: Whether a finished episode is followed by the next one in the same step.
         on_answer: Called with a slot, the request's kind, and the reply's data or an error.
@@ -162,6 +168,9 @@ class LocalPool(SlotPool):
         # The last step in columns: the slots whose results were not taken yet, and remarks on results.
         self._expected: Any = np.zeros(n, bool)
         self._ready: Any = np.zeros(n, bool)
+        for worker in self.workers:
+            rows = slice(worker.places.start, worker.places.stop)
+            worker.expected, worker.ready = self._expected[rows], self._ready[rows]
         self._all_slots = np.arange(n)
         self._is_partial = False  # whether some results of the step were taken already
         self._remarks: dict[int, SlotReply] = {}
@@ -210,8 +219,9 @@ class LocalPool(SlotPool):
         self._is_partial = False
         self._remarks.clear()
         self._failures.clear()
+        is_whole = np.count_nonzero(chosen) == len(self.slots)
         for worker in self.workers:
-            worker.takes_step = bool(chosen[worker.places.start : worker.places.stop].any())
+            worker.takes_step = is_whole or bool(chosen[worker.places.start : worker.places.stop].any())
 
     def columns_left(self) -> int:
         """Return how many results of a step in columns are still to come."""
@@ -227,12 +237,14 @@ class LocalPool(SlotPool):
 
     def take_columns(self, *, whole: bool) -> ColumnBlock | None:
         """Return the results of a step in columns that have come since the last call."""
-        if not self._ready.any():
+        ready = self._ready
+        count = np.count_nonzero(ready)
+        if not count:
             return None
         arrays = self._arrays
         assert arrays is not None
-        ready = self._ready
-        whole = ready.all() or (whole and not self._is_partial and not self._expected.any())
+        is_done = whole and not self._is_partial and not np.count_nonzero(self._expected)
+        whole = is_done or count == len(ready)
         slots = self._all_slots if whole else ready.nonzero()[0]
         rows: Any = slice(None) if whole else slots
         block = ColumnBlock(
@@ -254,7 +266,7 @@ class LocalPool(SlotPool):
             else:
                 block.restarts[slot] = self._restarted(slot, reply.value)
         self._is_partial = True
-        self._ready = np.zeros(len(self.slots), bool)
+        ready.fill(False)
         self._remarks = {}
         self._failures = {}
         return block
@@ -456,9 +468,8 @@ class LocalPool(SlotPool):
                 self._reply(reply)
             elif self._expected[reply.slot]:
                 self._remarks[reply.slot] = reply
-        rows = slice(worker.places.start, worker.places.stop)
-        self._ready[rows] |= self._expected[rows]
-        self._expected[rows] = False
+        np.logical_or(worker.ready, worker.expected, out=worker.ready)
+        worker.expected.fill(False)
 
     def _reply(self, reply: SlotReply) -> None:
         slot = self.slots[reply.slot]
@@ -544,6 +555,8 @@ def _places(factory: Callable[[], Any], cls: type[Any] | None, n: int, workers: 
     """
     is_shareable = cls is None or bool(declared_concurrency(cls))
     automatic = cores() if is_shareable else n
+    if is_shareable and getattr(cls, "RUNS_INLINE", False):
+        automatic = min(automatic, max(1, round(math.sqrt(n / _WORKER_STEPS))))
     count = min(n, automatic if workers == "auto" else workers)
     if not is_shareable and count < n:
         name = factory_name(factory)
