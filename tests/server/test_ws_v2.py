@@ -199,8 +199,12 @@ def test_an_open_that_is_sent_twice_opens_one_session(serve: Serve, dial: Dial) 
     peer.send(type="open", id=1)
     peer.send(type="open", id=1)  # before the first is answered
     opened = peer.take()
-    assert peer.open(1) == opened  # and after
-    assert total(peer.ask(type="step", id=1, data={"amount": 2})) == 2
+    peer.send(type="open", id=1)  # and after
+    answers = [peer.ask(type="step", id=1, data={"amount": 2})]
+    while answers[-1]["type"] == "opened":  # the second one too has an answer of its own if the first was quick
+        answers.append(peer.take())
+    assert [answer == opened for answer in answers[:-1]] in ([True], [True, True])
+    assert total(answers[-1]) == 2
     assert len(server.manager.sessions()) == 1
     peer.ask(type="close", id=2)
     assert code(peer.open(1)) == "STALE_REQUEST"

@@ -52,7 +52,8 @@ def store(tmp_path_factory: pytest.TempPathFactory) -> RolloutStore:
 
     async def run(url: str, double: VllmDouble) -> None:
         model = Model(base_url=double.url, name="m", engine="vllm", sampling=Sampling())
-        options: dict[str, Any] = {"samples": 3, "concurrency": 1, "store": stored, "system": "One number."}
+        options: dict[str, Any] = {"samples": 3, "concurrency": 1, "store": stored}
+        options |= {"system": "One number.", "text_only": True}
         async with play(url, model, [7, 8], **options) as stream:
             async for group in stream:
                 assert sorted(reward or 0.0 for reward in group.rewards) == [0.0, 0.25, 1.0]

@@ -53,7 +53,7 @@ def discover(
 ) -> None:
     """Search for environments that fit a task; nothing is installed, run or fetched.
 
-      openenv discover                              installed and reference environments
+      openenv discover                          installed and reference environments
       openenv discover "solve a maze"
       openenv discover "solve a maze" --catalog catalog.json
       openenv discover --catalog catalog.json --filter license=MIT --json

@@ -151,7 +151,7 @@ def train(flags: TrainFlags) -> None:
         raise typer.BadParameter("TRL trains on a served environment: give --env", param_hint="--trainer")
     try:
         if flags.trainer == "trl":
-            from openenv.train.trainers.trl_run import train_with_trl
+            from openenv.train.trainers.trl import train_with_trl
 
             last = train_with_trl(_run(flags))
         else:

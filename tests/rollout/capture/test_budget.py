@@ -188,7 +188,7 @@ def test_a_whole_answer_that_the_agent_does_not_wait_for_counts_as_long_as_it_ma
 def test_a_call_ends_when_the_time_of_the_budget_does(
     open_agent: Any, engine: Any, fake: Any, stream: bool, wait_for: Callable[..., None]
 ) -> None:
-    agent = open_agent(budget=Budget(max_seconds=0.5))
+    agent = open_agent(budget=Budget(max_seconds=2.0))
     if stream:
         engine.respond = lambda request: stream_of(fake, ["word "] * 3000, delay_s=0.01)
         with pytest.raises(httpx2.RemoteProtocolError):

@@ -1,4 +1,5 @@
-"""TRL: served environments for `GRPOTrainer(environment_factory=...)`, agents in sandboxes for `HarnessRolloutWorker`.
+"""TRL: served environments for `GRPOTrainer(environment_factory=...)`, agents in sandboxes for `HarnessRolloutWorker`,
+and `openenv train --trainer trl`, whose updates `GRPOTrainer` makes.
 
 Needs trl (1.10 or newer), but does not import it. An infrastructure failure stops the run or drops the sample; it is
 never scored.
@@ -10,7 +11,8 @@ import inspect
 import re
 import threading
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Literal, Union
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal, Union
 
 from typing_extensions import Self
 
@@ -22,6 +24,9 @@ from openenv.rollout.run.agent_sessions import build_harness_rollout_func as bui
 
 from ..rollout_sessions import RolloutSessionFactory as RolloutSessionFactory
 
+if TYPE_CHECKING:
+    from ..learner.recipe import TrainingRun
+
 with importing("trl>=1.10", needed_by="openenv.train.trainers.trl"):
     pass  # only the version is checked: the adapter gives TRL objects, and takes none
 
@@ -31,6 +36,11 @@ _COLUMNS_OF_TRL = frozenset({"prompt", "image", "images", "environment", "chat_t
 """Columns of a dataset that are not for the environment."""
 _NOTHING = frozenset({"", "{}"})
 """The text of an observation without fields."""
+_LOSSES: dict[str, dict[str, Any]] = {
+    "grpo": {"loss_type": "grpo", "scale_rewards": "group"},
+    "dr_grpo": {"loss_type": "dr_grpo", "scale_rewards": "none"},
+}
+"""TRL's settings for our names."""
 _SECTION = re.compile(r"\b(?:Args|Returns|Raises):")
 
 
@@ -269,3 +279,62 @@ def _hint(field: Mapping[str, Any], definitions: Mapping[str, Any]) -> Any:
         items = field.get("items")
         return list[_hint(items, definitions)] if isinstance(items, Mapping) and items else list  # type: ignore[misc]
     return _TYPES.get(str(field.get("type")), Any)
+
+
+def train_with_trl(run: TrainingRun) -> Path:
+    """Train, and return the folder of the trained model.
+
+    Raises:
+        ValueError: TRL cannot train with these settings.
+        PackageUnavailable: TRL is missing.
+        EnvironmentError: the model cannot be read.
+    """
+    if run.env is None:
+        raise ValueError("TRL trains on a served environment: give its URL")
+    if run.updates is None:
+        raise ValueError("TRL counts updates: give their number, not minutes")
+    if run.algorithm not in _LOSSES:
+        raise ValueError(f"TRL has no {run.algorithm!r}; choose from {', '.join(_LOSSES)}")
+    with importing("trl>=1.0", needed_by="the trainer 'trl'"):
+        from datasets import Dataset
+        from trl import GRPOConfig, GRPOTrainer
+
+        from ..learner.policy import Policy, PolicyOptions  # needs torch, which the rest of this module does not
+    folder = run.tracked.files
+    if folder.exists() and not run.resume:
+        raise FileExistsError(f"{folder} is from an earlier run: choose another folder, or continue it with --resume")
+    policy = Policy.load(run.model, PolicyOptions(device=run.device))
+    prompt = [{"role": "user", "content": run.system_prompt or "Use the tools."}]
+    first = run.held_out + 1_000_000 * run.seed
+    rows = [{"prompt": prompt, "seed": first + number} for number in range(run.updates * run.groups)]
+    options: dict[str, Any] = {} if run.token is None else {"token": run.token}
+    with tool_environment(run.env, **options) as environment:
+        trainer = GRPOTrainer(
+            model=policy.model,
+            processing_class=policy.tokenizer,
+            train_dataset=Dataset.from_list(rows),
+            environment_factory=environment,
+            args=GRPOConfig(
+                output_dir=str(folder),
+                max_steps=run.updates,
+                per_device_train_batch_size=run.samples,
+                gradient_accumulation_steps=run.groups,
+                num_generations=run.samples,
+                max_completion_length=run.context,
+                max_tool_calling_iterations=run.max_turns,
+                learning_rate=run.learning_rate,
+                seed=run.seed,
+                logging_steps=1,
+                report_to=list(run.loggers) or "none",
+                save_strategy="steps" if run.checkpoint_every else "no",
+                save_steps=run.checkpoint_every or 1,
+                use_cpu=policy.device.type == "cpu",
+                bf16=policy.device.type == "cuda",
+                disable_tqdm=True,
+                **_LOSSES[run.algorithm],
+            ),
+        )
+        trainer.train(resume_from_checkpoint=run.resume)
+        trained = folder / "model"
+        trainer.save_model(str(trained))
+    return trained
