@@ -62,6 +62,12 @@ def test_a_reset_leaves_a_step_behind_that_has_not_come_back(adder: Any, adder_c
         assert env.step(adds(2)).rewards.tolist() == [2.0]
 
 
+def test_a_step_of_no_slots_has_no_results(adder: Any) -> None:
+    with VectorEnv(adder.url, 2) as envs:
+        envs.reset(seed=0)
+        assert len(envs.step({}).slots) == 0
+
+
 def test_some_slots_can_be_reset_and_stepped_alone(adder: Any) -> None:
     with VectorEnv(adder.url, 3) as env:
         env.reset()

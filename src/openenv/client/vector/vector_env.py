@@ -610,7 +610,8 @@ class VectorEnv(_Slots, Generic[ActT, ObsT]):
         return VectorResult(columns, columns, columns.arrays)
 
     def _by_slot(self, actions: Any) -> Iterable[tuple[int, Any]]:
-        if isinstance(actions, Mapping) and all(isinstance(key, str) for key in actions):
+        # Without keys it is an empty choice of slots: no slot is played any more.
+        if isinstance(actions, Mapping) and actions and all(isinstance(key, str) for key in actions):
             return enumerate(rows_of(actions, self.n))
         if isinstance(actions, Mapping):
             unknown = [index for index in actions if index not in range(self.n)]
