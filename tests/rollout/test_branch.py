@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,9 @@ from asking_agent import AskingAgent
 from openenv.errors import StoreError
 from openenv.rollout import Model, Outcome, RolloutStore, Sampling, StoredRollout, Task, run_many, run_rollout
 from openenv.rollout.capture.records import FILE
+from openenv.rollout.run.engine import Engine, EngineOptions
 from openenv.rollout.store.comparison import compare_rollouts
+from openenv.rollout.tasks.task import BranchPoint
 from openenv.sandboxes.base import Sandboxes
 from openenv.testing import Script, ScriptedModel, Turn
 from openenv.train import SampleGroup
@@ -115,7 +118,35 @@ def test_a_branch_of_a_branch_has_the_answers_of_both(
         assert lines[1][:2] == lines[0][:2]
         assert lines[2][:4] == lines[1][:4]
         assert lines[2][4] != lines[1][4]
-        assert third.metadata["parent"] == second.rollout_id
+        assert third.start == BranchPoint(second.rollout_id, 4)
+
+
+def test_labels_of_the_caller_start_no_branch(
+    local: Sandboxes, scripted: ScriptedModel, tmp_path: Path, parent: Outcome
+) -> None:
+    labels = {"parent": parent.rollout_id, "parent_call": 2, "continues": parent.rollout_id}
+    with RolloutStore(tmp_path) as store:
+        (outcome,) = run_many([TASK], store=store, metadata=labels, **options(scripted, local))
+        assert outcome.start is None
+        assert "replayed" not in outcome.metadata
+        assert store.find(parent=parent.rollout_id) == []
+
+
+def test_an_interrupted_branch_is_resumed_as_that_branch(
+    local: Sandboxes, scripted: ScriptedModel, tmp_path: Path, parent: Outcome
+) -> None:
+    """Killed before its first entry, a branch still has its parent, and its own seeds."""
+    start = BranchPoint(parent.rollout_id, 3)
+    with RolloutStore(tmp_path) as store:
+        engine = EngineOptions(store=store, seed=5, **options(scripted, local))
+        with Engine(engine) as shared:
+            undisturbed = shared.run(TASK, rollout_id="whole", start=start)
+            store.begin("killed", TASK, about={"start": asdict(start)})
+            store.release("killed")
+            outcome = shared.resume("killed")
+        assert outcome.start == undisturbed.start == start
+        assert outcome.metadata["replayed"] == 3
+        assert answers(outcome) == answers(undisturbed)
 
 
 def test_a_branch_from_the_start_and_one_without_a_seed(

@@ -15,6 +15,7 @@ from asking_agent import AskingAgent
 from openenv.errors import RolloutError, SandboxError
 from openenv.rollout import Model, RolloutStore, Task
 from openenv.rollout.agents import Shell
+from openenv.rollout.tasks.task import BranchPoint
 from openenv.sandboxes import LocalSandboxes
 from openenv.sandboxes.base import Sandbox, Sandboxes, SandboxSpec
 from openenv.testing import Script, ScriptedModel, StatusFailure, Turn
@@ -159,7 +160,8 @@ def test_a_retry_gets_the_answers_of_the_attempt_that_failed(local: Sandboxes, t
     assert group.rewards == [1.0]
     [failed], [sample] = group.failed, group.samples
     assert failed.outcome.status == "sandbox_failed"
-    assert (sample.outcome.metadata["continues"], sample.outcome.metadata["replayed"]) == (failed.outcome.rollout_id, 3)
+    assert sample.outcome.start == BranchPoint(failed.outcome.rollout_id, is_branch=False)
+    assert sample.outcome.metadata["replayed"] == 3
     assert [turn.completion_token_ids for turn in sample.outcome.turns] == [
         turn.completion_token_ids for turn in failed.outcome.turns
     ]

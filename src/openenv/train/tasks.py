@@ -24,7 +24,7 @@ from openenv.rollout.run.engine import Engine, EngineArguments, EngineOptions, i
 from openenv.rollout.run.process_engine import ProcessEngine
 from openenv.rollout.run.shared_setup import SetupGroup, setup_key
 from openenv.rollout.store.store import RolloutStore
-from openenv.rollout.tasks.task import Task
+from openenv.rollout.tasks.task import BranchPoint, Task
 from openenv.sandboxes.base import sweep_snapshots
 
 from .groups import EpisodeSample, SampleGroup
@@ -171,20 +171,21 @@ class RolloutStream(GroupStream[TaskLike]):
             else:
                 if begun is not None:  # a worker process continues it
                     arguments["rollout_id"] = begun
-                labels = {**group.labels(index, attempt), **self._answers_of_failure(group, index)}
-                outcome = self._engine.run(task, metadata=labels, **arguments)
+                if (failed := self._failure_with_answers(group, index)) is not None:
+                    arguments["start"] = BranchPoint(failed, is_branch=False)
+                outcome = self._engine.run(task, metadata=group.labels(index, attempt), **arguments)
             return EpisodeSample(outcome, outcome.sequences)
 
         return await in_thread(run, cancel)
 
-    def _answers_of_failure(self, group: OpenGroup[TaskLike], index: int) -> dict[str, str]:
-        """Return the label that gives the agent of a retry the answers of the attempt that failed."""
+    def _failure_with_answers(self, group: OpenGroup[TaskLike], index: int) -> str | None:
+        """Return the failed attempt whose answers the agent of a retry gets."""
         if self._store is None or not isinstance(self._engine, Engine | ProcessEngine):
-            return {}
+            return None
         failed = [each.outcome for each in group.failed if each.outcome.metadata.get("sample") == index]
         if not failed or not (self._store.captures / failed[-1].rollout_id).is_dir():
-            return {}
-        return {"continues": failed[-1].rollout_id}
+            return None
+        return failed[-1].rollout_id
 
     def _take_interrupted(self, label: str, index: int) -> str | None:
         """Return the rollout of a sample that was running when its process died; None for a new sample."""

@@ -12,7 +12,7 @@ from openenv.rollout.capture import CaptureServer
 from openenv.rollout.capture.dialects import BRIDGES, DIALECTS
 from openenv.rollout.capture.dialects.dialect import CallOptions
 from openenv.rollout.capture.encoding import STREAM_DONE, event_data
-from openenv.rollout.tasks.task import BranchPoint, Model
+from openenv.rollout.tasks.task import Model
 
 ANTHROPIC, RESPONSES = DIALECTS["anthropic"], DIALECTS["openai_responses"]
 
@@ -230,7 +230,7 @@ def test_a_recorded_stream_of_a_coding_agent_is_a_stream_again(
     assemblers = []
     for number in range(2):
         model = Model(base_url=engine.url, name="m", dialect=dialect, top_logprobs=0)
-        capture = server.open("r", model) if number == 0 else server.reopen("r", model, start=BranchPoint("r"))
+        capture = server.open("r", model) if number == 0 else server.reopen("r", model)
         # The second start of the agent has another session, another process and another clock.
         text = f"Session ID: {number}f0c2b\nToday is 2026-11-{10 + number}. Work in /tmp/work{number}."
         request = {field: [{"role": "user", "content": text}], "metadata": {"user_id": str(number)}, "stream": True}

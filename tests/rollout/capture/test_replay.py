@@ -51,9 +51,11 @@ def conversation(server: CaptureServer, engine: Any, fake: Any, agent_of: Any) -
     """Open a rollout, or go on with one; each new answer of the endpoint has other tokens."""
     engine.respond = lambda asked: fake.vllm([len(engine.requests), 100 + len(asked.body["messages"])])(asked)
 
-    def opened(rollout_id: str, start: BranchPoint | None = None, budget: Budget | None = None) -> Conversation:
+    def opened(
+        rollout_id: str, start: BranchPoint | None = None, *, again: bool = False, budget: Budget | None = None
+    ) -> Conversation:
         model = Model(base_url=engine.url, name="m")
-        if start is None:
+        if start is None and not again:
             capture = server.open(rollout_id, model, budget=budget)
         else:
             capture = server.reopen(rollout_id, model, start=start, budget=budget)
@@ -77,7 +79,7 @@ def test_a_resumed_rollout_gets_its_recorded_answers_and_samples_the_rest(
     first = conversation("r")
     answers = first.ask(3, stream=stream)
     kill(first)
-    again = conversation("r", BranchPoint("r"))
+    again = conversation("r", again=True)
     assert again.ask(5, stream=stream)[:3] == answers
     assert len(engine.requests) == 5  # three before, two after
     stats = again.capture.stats()
@@ -108,7 +110,7 @@ def test_a_kill_at_any_entry_loses_no_answer_and_leaves_the_same_rollout(
     complete = data[:cut].count(b'"how":"complete"')
     kill(first, cut=cut)
     before = len(engine.requests)
-    again = conversation("r", BranchPoint("r"))
+    again = conversation("r", again=True)
     again.ask(3)
     assert len(engine.requests) - before == 3 - again.capture.stats().replayed
     assert again.capture.stats().replayed in (complete, complete - 1)  # the cut may be inside of the end itself
@@ -126,12 +128,12 @@ def test_a_rollout_can_be_interrupted_again_and_again(conversation: Any, engine:
     answers = first.ask(1)
     kill(first)
     for count in range(2, 6):
-        again = conversation("r", BranchPoint("r"))
+        again = conversation("r", again=True)
         answers = [*answers, again.ask(count)[-1]]
         assert again.capture.stats().replayed == count - 1
         kill(again)
     assert len(engine.requests) == 5
-    last = conversation("r", BranchPoint("r"))
+    last = conversation("r", again=True)
     assert last.ask(5) == answers
     assert len(engine.requests) == 5
     assert last.capture.recording().resumed == 5
@@ -142,7 +144,7 @@ def test_a_divergence_is_reported_and_only_the_answers_in_use_count(conversation
     first = conversation("r")
     answers = first.ask(3)
     kill(first)
-    again = conversation("r", BranchPoint("r"))
+    again = conversation("r", again=True)
     assert again.ask(3, tool="another")[0] == answers[0]
     stats = again.capture.stats()
     assert stats.replayed == 1
@@ -165,7 +167,7 @@ def test_a_failed_call_is_asked_again_without_a_divergence(conversation: Any, en
         first.ask(2)
     engine.respond = respond
     kill(first)
-    again = conversation("r", BranchPoint("r"))
+    again = conversation("r", again=True)
     again.ask(3)
     assert again.capture.stats().divergence is None
     assert [call.ended for call in again.capture.recording().calls] == ["complete"] * 3
@@ -179,7 +181,7 @@ def test_budgets_count_once(conversation: Any, engine: Any) -> None:
     first.ask(1)
     assert first.capture.stats().calls == 4
     kill(first)
-    again = conversation("r", BranchPoint("r"), budget=budget)
+    again = conversation("r", again=True, budget=budget)
     again.ask(3)
     assert again.capture.stats().seconds < 100
     again.ask(1)  # the fourth call was made after 600 s
@@ -221,12 +223,20 @@ def test_a_branch_of_a_branch_and_a_resumed_branch(conversation: Any, engine: An
     assert third.ask(5)[:3] == answers[:3]
     kill(third)
     before = len(engine.requests)
-    again = conversation("c", BranchPoint("c"))
+    again = conversation("c", BranchPoint("b", 3), again=True)
     again.ask(6)
     assert len(engine.requests) == before + 1
     recording = again.capture.recording()
     assert [call.number for call in recording.calls] == [1, 2, 3, 4, 5, 6]
     assert [SHARED in call.not_trainable for call in recording.calls] == [True] * 3 + [False] * 3
+
+
+def test_a_branch_that_was_killed_before_its_first_entry_is_still_a_branch(conversation: Any, engine: Any) -> None:
+    answers = conversation("a").ask(4)
+    kill(conversation("b", BranchPoint("a", 2)), cut=20)
+    again = conversation("b", BranchPoint("a", 2), again=True)
+    assert again.ask(4)[:2] == answers[:2]
+    assert again.capture.recording().parent["call"] == 2
 
 
 def test_a_branch_may_begin_before_the_first_call(conversation: Any, engine: Any) -> None:
@@ -241,14 +251,14 @@ def test_records_that_cannot_be_continued_are_refused(conversation: Any, tmp_pat
     first = conversation("r")
     first.ask(1)
     with pytest.raises(CaptureError, match="already"):
-        conversation("r", BranchPoint("r"))  # it is still open
+        conversation("r", again=True)  # it is still open
     first.capture.close()
     with pytest.raises(CaptureError, match="Cannot read"):
         conversation("new", BranchPoint("missing", 1))
     (first.capture.path / FILE).write_bytes(b'{"k":"call","n":1}\n')
     with pytest.raises(CaptureError, match="does not hold records"):
-        conversation("r", BranchPoint("r"))
+        conversation("r", again=True)
     (first.capture.path / FILE).write_bytes(b'{"k":"open","v"')  # killed during the first entry
-    conversation("r", BranchPoint("r")).ask(1)
+    conversation("r", again=True).ask(1)
     lines = (first.capture.path / FILE).read_bytes().splitlines()
     assert json.loads(lines[0])["k"] == "open"

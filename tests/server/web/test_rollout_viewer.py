@@ -17,6 +17,7 @@ import pytest
 from openenv.rollout import Case, CommandResult, Outcome, RolloutStore, Task, case_check
 from openenv.rollout.progress import Progress
 from openenv.rollout.store.store import EventLog
+from openenv.rollout.tasks.task import BranchPoint
 from openenv.rollout.viewer.rollout_routes import viewer_app
 from openenv.server.access import AccessPolicy
 from servers import Serve
@@ -130,8 +131,8 @@ def test_a_rollout_has_neighbours_in_its_list_and_its_record_and_calls_as_stored
 
 def test_a_rollout_has_the_tree_of_its_branches(store: RolloutStore, get: Get) -> None:
     def add(rollout_id: str, parent: str = "", call: int | None = None) -> None:
-        about = {"parent": parent, "parent_call": call} if parent else {}
-        store.add(rollout_outcome(rollout_id, metadata=about), SQUARE)
+        start = BranchPoint(parent, call) if parent else None
+        store.add(rollout_outcome(rollout_id, start=start, metadata={"parent": "a label"}), SQUARE)
 
     add("root")
     assert get("rollouts/root")["tree"] == {"nodes": [], "left_out": 0}

@@ -290,17 +290,16 @@ class CaptureServer(ProxyListener):
         rollout_id: str,
         model: Model,
         *,
-        start: BranchPoint,
+        start: BranchPoint | None = None,
         budget: Budget | None = None,
         metadata: Mapping[str, Any] | None = None,
     ) -> Capture:
         """Open a rollout whose agent gets recorded answers first: its own after an interruption, or those of a parent.
 
         Args:
-            rollout_id: The rollout's ID.
+            rollout_id: The rollout's ID. If it has records, they are continued.
             model: The endpoint that its other calls go to.
-            start: The records with the answers, and the last of these calls. If they are the rollout's own, they are
-                continued; without records, the rollout begins.
+            start: The beginning of a rollout without records: a call of its parent, or None.
             budget: Its limits; recorded answers count.
             metadata: Written into its records.
 
@@ -312,7 +311,12 @@ class CaptureServer(ProxyListener):
         recorder = rollout.recorder
 
         def begin() -> None:
-            if start.rollout_id != rollout_id:
+            if has_records(self.root / rollout_id):
+                earlier = recorder.reopen()
+                rollout.replay = Replay(earlier.answers_until(None), earlier.unanswered)
+            elif start is None:
+                recorder.create(_description(rollout))
+            else:
                 parent = RecordingReader(self.root / start.rollout_id)
                 parent.advance()
                 items = recorder.continue_from(parent.builder, until=start.call)
@@ -321,11 +325,6 @@ class CaptureServer(ProxyListener):
                 if not start.is_branch:
                     about["is_branch"] = False
                 recorder.create({**_description(rollout), "parent": about})
-            elif has_records(self.root / rollout_id):
-                earlier = recorder.reopen()
-                rollout.replay = Replay(earlier.answers_until(start.call), earlier.unanswered)
-            else:
-                recorder.create(_description(rollout))
 
         return self._begin(rollout, _new_key(), begin)
 

@@ -43,7 +43,7 @@ from openenv.rollout.run.shared_setup import SetupGroup, SharedSetups, setup_key
 from openenv.rollout.run.validation import Validation
 from openenv.rollout.store.outcome import Outcome
 from openenv.rollout.store.store import RolloutStore, stored_outcome
-from openenv.rollout.tasks.task import Task
+from openenv.rollout.tasks.task import BranchPoint, Task
 from openenv.sandboxes.host import try_locked
 
 if TYPE_CHECKING:
@@ -84,6 +84,8 @@ class BatchOptions:
     generator."""
     metadata: Mapping[str, Any] | None = None
     """Labels that are stored with each outcome."""
+    start: BranchPoint | None = None
+    """Start each rollout at a call of another rollout of the store (`StoredRollout.branch`)."""
     progress: bool = False
     """Show a bar in a terminal or a notebook: installations, finished rollouts, mean reward."""
     resume: bool = False
@@ -93,6 +95,8 @@ class BatchOptions:
     def __post_init__(self) -> None:
         if self.resume and self.on is not None:
             raise ValueError("resume is for rollouts of this machine: the records of a cluster are on its nodes")
+        if self.start is not None and self.on is not None:
+            raise ValueError("start is for rollouts of this machine: the nodes of a cluster do not have the records")
         if self.concurrency is not None and self.concurrency < 1:
             raise ValueError("concurrency must be at least 1")
         if self.retries is not None and self.on is None:
@@ -115,6 +119,7 @@ class BatchArguments(TypedDict, total=False):
     on_outcome: OnOutcome | None
     cancel: Cancellation | None
     metadata: Mapping[str, Any] | None
+    start: BranchPoint | None
     progress: bool
     resume: bool
 
@@ -186,7 +191,7 @@ def run_many(tasks: Iterable[Task], **options: Unpack[RunManyArguments]) -> list
             shared,
             tasks if sized is None else sized,
             setups,
-            _Callbacks(on_progress, on_outcome, cancel, batch.metadata, engine.seed is not None),
+            _Callbacks(on_progress, on_outcome, cancel, batch.metadata, batch.start, engine.seed is not None),
             run_file,
         )
         try:
@@ -355,6 +360,7 @@ class _Callbacks:
     on_outcome: OnOutcome | None
     cancel: Cancellation
     metadata: Mapping[str, Any] | None
+    start: BranchPoint | None
     is_repeatable: bool
 
 
@@ -450,8 +456,9 @@ class _Batch:
         if entry.group is not None:
             assert isinstance(self._engine, Engine)  # other workers form groups themselves
             options["setup_group"] = entry.group
+        start: dict[str, Any] = {} if callbacks.start is None else {"start": callbacks.start}  # not for `RayEngine`
         if self._run_file is None:
-            return self._engine.run(task, metadata=metadata, **options)
+            return self._engine.run(task, metadata=metadata, **options, **start)
         earlier = self._run_file.earlier(entry.number, task)
         if earlier is not None:
             stored = stored_outcome(self._run_file.store, earlier)
@@ -460,9 +467,9 @@ class _Batch:
             if stored is None and isinstance(self._engine, Engine):
                 return self._engine.resume(earlier, **options)
             if stored is None:
-                return self._engine.run(task, rollout_id=earlier, metadata=metadata, **options)
+                return self._engine.run(task, rollout_id=earlier, metadata=metadata, **options, **start)
             if (self._run_file.store.captures / earlier).is_dir():  # cancelled, but some of it may be sampled
-                metadata = {**(metadata or {}), "continues": earlier}
+                start = {"start": BranchPoint(earlier, is_branch=False)}
         rollout_id = new_rollout_id()
         self._run_file.begin(entry.number, rollout_id)
-        return self._engine.run(task, rollout_id=rollout_id, metadata=metadata, **options)
+        return self._engine.run(task, rollout_id=rollout_id, metadata=metadata, **options, **start)

@@ -28,7 +28,7 @@ import shutil
 import threading
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ParamSpec, Protocol, TypedDict, TypeVar
@@ -197,6 +197,15 @@ class EngineArguments(TypedDict, total=False):
     on_install: Callable[[str], None] | None
 
 
+class RunArguments(TypedDict, total=False):
+    """The keyword arguments of `Engine.run` and `Engine.resume` that are not stored."""
+
+    on_progress: OnProgress | None
+    cancel: Cancellation | None
+    setup_group: SetupGroup | None
+    """The rollouts that share the setup of this one, as in `run_many`."""
+
+
 class Engine:
     """Runs rollouts of one agent, with one model, in one kind of sandbox, from any number of threads at once.
 
@@ -328,18 +337,16 @@ class Engine:
         task: Task,
         *,
         rollout_id: str | None = None,
-        on_progress: OnProgress | None = None,
-        cancel: Cancellation | None = None,
         metadata: Mapping[str, Any] | None = None,
-        setup_group: SetupGroup | None = None,
+        start: BranchPoint | None = None,
+        **watch: Unpack[RunArguments],
     ) -> Outcome:
         """Run one rollout to its end. A failure of the rollout is a status of the outcome, not an exception.
 
         Args:
-            metadata: Labels that are stored with the outcome. With the labels `parent` and `parent_call`, the rollout
-                is a branch: its agent gets the recorded answers of that rollout up to that call (`StoredRollout`).
-                With `continues`, it gets all answers of that rollout, which was cancelled.
-            setup_group: The rollouts that share the setup of this one, as in `run_many`.
+            metadata: Labels that are stored with the outcome.
+            start: Start at a call of another rollout of the store: the agent gets its recorded answers first.
+            watch: `on_progress`, `cancel` and `setup_group`.
 
         Raises:
             ValueError: the ID cannot be the name of a folder.
@@ -350,23 +357,9 @@ class Engine:
         """
         rollout_id = rollout_id or new_rollout_id()
         check_rollout_id(rollout_id)
-        plan = self._plan(task, rollout_id, metadata, setup_group)
-        parent, call = plan.metadata.get("parent"), plan.metadata.get("parent_call")
-        continued = plan.metadata.get("continues")
-        if isinstance(parent, str) and isinstance(call, int):
-            plan = replace(plan, start=BranchPoint(parent, call))
-        elif isinstance(continued, str):
-            plan = replace(plan, start=BranchPoint(continued, is_branch=False))
-        return self._run_plan(plan, on_progress, cancel or Cancellation())
+        return self._run_plan(replace(self._plan(task, rollout_id, metadata), start=start), watch)
 
-    def resume(
-        self,
-        rollout_id: str,
-        *,
-        on_progress: OnProgress | None = None,
-        cancel: Cancellation | None = None,
-        setup_group: SetupGroup | None = None,
-    ) -> Outcome:
+    def resume(self, rollout_id: str, **watch: Unpack[RunArguments]) -> Outcome:
         """Run an interrupted rollout of the store again, in a fresh sandbox; its agent gets the recorded answers.
 
         Raises:
@@ -379,13 +372,14 @@ class Engine:
             raise ValueError("resume needs the store of the interrupted rollouts: pass store=")
         task, begun = store.resume(rollout_id)
         try:
-            plan = replace(self._plan(task, rollout_id, begun.metadata, setup_group), start=BranchPoint(rollout_id))
-            return self._run_plan(plan, on_progress, cancel or Cancellation())
+            plan = self._plan(task, rollout_id, begun.metadata)
+            return self._run_plan(replace(plan, start=begun.start, is_resumed=True), watch)
         finally:
             store.release(rollout_id)  # after an exception, it can be resumed again
 
-    def _run_plan(self, plan: RolloutPlan, on_progress: OnProgress | None, cancel: Cancellation) -> Outcome:
+    def _run_plan(self, plan: RolloutPlan, watch: RunArguments) -> Outcome:
         task, rollout_id = plan.task, plan.rollout_id
+        on_progress, cancel = watch.get("on_progress"), watch.get("cancel") or Cancellation()
         self.require_trust(task)
         self.require_sandboxes(task)
         try:
@@ -394,7 +388,7 @@ class Engine:
             raise RolloutError(f"A rollout '{rollout_id}' is running already") from None
         try:
             validation = self.validate(task, cancel)
-            plan = replace(plan, references=validation.references)
+            plan = replace(plan, references=validation.references, setup_group=watch.get("setup_group"))
             store = self.options.store
             if store is None:
                 reporter = Reporter(rollout_id, on_progress, lock=self._events)
@@ -409,9 +403,7 @@ class Engine:
         finally:
             shutil.rmtree(plan.folder, ignore_errors=True)
 
-    def _plan(
-        self, task: Task, rollout_id: str, metadata: Mapping[str, Any] | None, setup_group: SetupGroup | None
-    ) -> RolloutPlan:
+    def _plan(self, task: Task, rollout_id: str, metadata: Mapping[str, Any] | None) -> RolloutPlan:
         options, store = self.options, self.options.store
         return RolloutPlan(
             rollout_id=rollout_id,
@@ -429,7 +421,6 @@ class Engine:
             agent_envs={} if options.seed is None else dict(REPEATABLE_ENVS),
             options=dict(options.options or {}),
             metadata=dict(metadata or {}),
-            setup_group=setup_group,
             verify_truncated=options.verify_truncated,
             log=None if store is None else store.live_file(rollout_id, "agent.log"),
         )
@@ -438,7 +429,8 @@ class Engine:
         group = group_of(plan.metadata, plan.task.metadata)
         about = {"agent": self.agent.name, "model": plan.model_name, "sandbox": plan.backend.name, "group": group}
         self._described = self._described or self.options.described()
-        return {**about, "metadata": plan.metadata, "engine": self._described}
+        start = None if plan.start is None else asdict(plan.start)
+        return {**about, "metadata": plan.metadata, "engine": self._described, "start": start}
 
     def _model(self, plan: RolloutPlan) -> Model | None:
         """Return the model of a rollout, with its seed if the run has one."""
@@ -449,7 +441,7 @@ class Engine:
         group = labels.get("item") or group_of(labels, plan.task.metadata) or plan.task.task_id
         sample = labels.get("sample", 0)
         facts = [str(group), sample if isinstance(sample, int) else str(sample)]
-        if plan.start is not None and plan.start.is_branch and not plan.is_resumed:  # it must not repeat its parent
+        if plan.start is not None and plan.start.is_branch:  # it must not repeat its parent
             facts += ["branch", plan.start.call or 0]
         return seeded_model(model, seed, *facts)
 
@@ -486,7 +478,7 @@ class Engine:
         return outcome
 
     def _open_capture(self, proxy: CaptureServer, plan: RolloutPlan, model: Model) -> Capture:
-        if plan.start is None:
+        if plan.start is None and not plan.is_resumed:
             return proxy.open(plan.rollout_id, model, budget=self._budget, metadata=plan.metadata)
         return proxy.reopen(plan.rollout_id, model, start=plan.start, budget=self._budget, metadata=plan.metadata)
 

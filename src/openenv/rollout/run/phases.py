@@ -444,12 +444,9 @@ class RolloutPlan:
     references: References = field(default_factory=References)
     """The facts of the checks from the validation of the task."""
     start: BranchPoint | None = None
-    """The rollout whose recorded answers the agent gets first: this one after an interruption, or a branch's parent."""
-
-    @property
-    def is_resumed(self) -> bool:
-        """Whether the rollout was interrupted and runs again."""
-        return self.start is not None and self.start.rollout_id == self.rollout_id
+    """The call of another rollout at which this one starts."""
+    is_resumed: bool = False
+    """Whether the rollout was interrupted and runs again: its agent gets its own recorded answers first."""
 
 
 class RolloutRun:
@@ -885,6 +882,7 @@ class RolloutRun:
             wall_s=self._reporter.elapsed_s,
             phase_s=dict(self._reporter.phase_s),
             metadata=self._metadata(),
+            start=plan.start,
         )
 
     def _reason(self) -> str | None:

@@ -50,7 +50,7 @@ from openenv.rollout.run.engine import Engine, EngineOptions, WorkerLost, new_ro
 from openenv.rollout.run.shared_setup import SharedSetups, setup_key
 from openenv.rollout.store.outcome import Outcome, Status
 from openenv.rollout.store.store import RolloutStore, stored_outcome
-from openenv.rollout.tasks.task import Task
+from openenv.rollout.tasks.task import BranchPoint, Task
 
 if TYPE_CHECKING:
     from openenv.rollout.capture.capture_server import ProxyOrder
@@ -87,6 +87,7 @@ class _Run:
     task: Task
     rollout_id: str
     metadata: Mapping[str, Any] | None
+    start: BranchPoint | None
     wants_events: bool
     resumes: bool = False
     """Whether the rollout is in the store already and was interrupted."""
@@ -201,7 +202,8 @@ class _WorkerProcess:
                 if order.resumes:
                     result = engine.resume(order.rollout_id, **common)
                 else:
-                    result = engine.run(order.task, rollout_id=order.rollout_id, metadata=order.metadata, **common)
+                    common |= {"metadata": order.metadata, "start": order.start}
+                    result = engine.run(order.task, rollout_id=order.rollout_id, **common)
         except BaseException as exc:  # the other process raises it
             result = exc
         self._cancellations.pop(order.number, None)
@@ -361,6 +363,7 @@ class ProcessEngine:
         on_progress: OnProgress | None = None,
         cancel: Cancellation | None = None,
         metadata: Mapping[str, Any] | None = None,
+        start: BranchPoint | None = None,
     ) -> Outcome:
         """Run one rollout in a worker; see `Engine.run`. An interrupted rollout of the store continues.
 
@@ -378,7 +381,8 @@ class ProcessEngine:
                     stored = stored_outcome(self._store, rollout_id)
                     if stored is not None:  # its worker died afterwards
                         return stored
-                outcome = self._attempt(task, rollout_id, on_progress, cancel, metadata)
+                order = _Run(0, task, rollout_id, metadata, start, wants_events=on_progress is not None)
+                outcome = self._attempt(order, on_progress, cancel)
             except (RolloutCancelled, WorkerLost) as exc:
                 is_cancelled = cancel.cancelled or isinstance(exc, RolloutCancelled)
                 status: Status = "cancelled" if is_cancelled else "sandbox_failed"
@@ -393,6 +397,7 @@ class ProcessEngine:
                     started_at=began,
                     wall_s=time.time() - began,
                     metadata=dict(metadata or {}),
+                    start=start,
                 )
                 if isinstance(exc, WorkerLost):
                     if status == "sandbox_failed" and len(lost) < self._retries:
@@ -405,19 +410,11 @@ class ProcessEngine:
                 outcome = outcome.model_copy(update={"metadata": {**outcome.metadata, "lost_rollouts": lost}})
             return outcome
 
-    def _attempt(
-        self,
-        task: Task,
-        rollout_id: str,
-        on_progress: OnProgress | None,
-        cancel: Cancellation,
-        metadata: Mapping[str, Any] | None,
-    ) -> Outcome:
-        pending = _Pending(on_progress, setup_key(task))
+    def _attempt(self, order: _Run, on_progress: OnProgress | None, cancel: Cancellation) -> Outcome:
+        pending = _Pending(on_progress, setup_key(order.task))
         with self._worker_for(pending, cancel) as (worker, number):
-            order = _Run(number, task, rollout_id, metadata, wants_events=on_progress is not None)
-            if self._store is not None and self._store.is_begun(rollout_id):
-                order = replace(order, resumes=True)
+            resumes = self._store is not None and self._store.is_begun(order.rollout_id)
+            order = replace(order, number=number, resumes=resumes)
             try:
                 worker.send(order)
             except Exception as exc:

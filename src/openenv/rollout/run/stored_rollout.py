@@ -7,7 +7,7 @@ Knows which options a rollout was run with. `engine` runs it, `capture/replay.py
 # get the answers 1 to 4 again, so that files and processes are as they were. Then each goes its own way:
 #
 #   a41f   1 ── 2 ── 3 ── 4 ── 5 ── 6
-#   77b0                  └─── 5 ── 6 ── 7       metadata {"parent": "a41f", "parent_call": 4, "group": "a41f@4-9c"}
+#   77b0                  └─── 5 ── 6 ── 7       start a41f at 4, group "a41f@4-9c"
 #   c0de                  └─── 5
 #
 # On disk a branch has its own calls only, with a reference to the journal of its parent. It is a rollout like any
@@ -31,7 +31,7 @@ from openenv.rollout.run.batch import CONCURRENCY, OnOutcome, RunManyArguments, 
 from openenv.rollout.run.engine import Engine, EngineArguments, EngineOptions
 from openenv.rollout.store.outcome import Outcome
 from openenv.rollout.store.store import BegunRollout, RolloutStore, stored_outcome
-from openenv.rollout.tasks.task import Budget, Model
+from openenv.rollout.tasks.task import BranchPoint, Budget, Model
 
 
 class StoredRollout:
@@ -111,8 +111,8 @@ class StoredRollout:
             raise StoreError(f"The rollout '{self.rollout_id}' has no answer of call {call}; its calls: {numbers}")
         arguments: dict[str, Any] = {**self.options(), **options, "store": self.store}
         group = f"{self.rollout_id[:8]}@{call}-{secrets.token_hex(2)}"
-        labels = {"group": group, "parent": self.rollout_id, "parent_call": call}
-        arguments["metadata"] = {**labels, **(options.get("metadata") or {})}
+        arguments["metadata"] = {"group": group, **(options.get("metadata") or {})}
+        arguments["start"] = BranchPoint(self.rollout_id, call)
         return run_many([self.store.task(self.rollout_id)] * samples, **arguments)
 
     def _answered(self) -> list[int]:

@@ -12,7 +12,7 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field, PrivateAttr
 from openenv._notebook import html_table
 from openenv.rollout.capture.training_trace import RolloutTurn, Sequence
 from openenv.rollout.progress import Phase
-from openenv.rollout.tasks.task import CommandResult, Trust, writable
+from openenv.rollout.tasks.task import BranchPoint, CommandResult, Trust, writable
 
 Status = Literal["ok", "policy_failed", "truncated", "env_failed", "sandbox_failed", "grader_failed", "cancelled"]
 """- `ok`: verified.
@@ -60,6 +60,8 @@ class Outcome(BaseModel):
     wall_s: float = 0.0
     phase_s: dict[str, float] = Field(default_factory=dict)
     metadata: _Document = Field(default_factory=dict)
+    start: BranchPoint | None = None
+    """The call of another rollout at which it started: that of a branch, or that of a retry with recorded answers."""
     # Not fields: captured calls are stored only once, as records, and the tokens of all rollouts would fill the memory.
     _sequences: list[Sequence] = PrivateAttr(default_factory=list)
     _records: Path | None = PrivateAttr(default=None)

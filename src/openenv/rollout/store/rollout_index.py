@@ -41,7 +41,7 @@ Grouping = Literal[
 ]
 GROUPINGS: tuple[str, ...] = get_args(Grouping)
 
-_VERSION = 6
+_VERSION = 7
 _KEPT = 64
 _MOST_INSTRUCTION = 300  # characters; lists show a line of it
 _SCHEMA = """
@@ -544,6 +544,7 @@ def _row(line: bytes, shard: str, offset: int) -> RolloutRow | None:
         outcome, task = record["outcome"], record.get("task") or {}
         metadata, about = outcome.get("metadata") or {}, task.get("metadata") or {}
         record_id, kind = str(record["record_id"]), str(record["kind"])
+        start: Mapping[str, Any] = outcome.get("start") or {}
         turns: Collection[Mapping[str, Any]] = outcome.get("turns") or ()
 
         def text(name: str) -> str:
@@ -567,8 +568,8 @@ def _row(line: bytes, shard: str, offset: int) -> RolloutRow | None:
             model=text("model"),
             sandbox=text("sandbox"),
             environment=str(metadata.get("environment") or about.get("environment") or ""),
-            parent=str(metadata.get("parent") or ""),
-            parent_call=call if isinstance(call := metadata.get("parent_call"), int) else None,
+            parent=str(start["rollout_id"]) if start.get("is_branch") else "",
+            parent_call=start.get("call") if start.get("is_branch") else None,
             policy_version="" if metadata.get("policy_version") is None else str(metadata["policy_version"]),
             instruction=str(task.get("instruction") or "")[:_MOST_INSTRUCTION],
             turns=len(turns),

@@ -60,7 +60,7 @@ from openenv.rollout.store.rollout_index import (
     RolloutStats,
 )
 from openenv.rollout.tasks.checks import AS_STORED
-from openenv.rollout.tasks.task import Task
+from openenv.rollout.tasks.task import BranchPoint, Task
 from openenv.sandboxes.host import is_locked, open_locked, try_locked
 
 logger = logging.getLogger(__name__)
@@ -182,6 +182,8 @@ class BegunRollout(BaseModel):
     metadata: dict[str, Any] = Field(default_factory=dict)
     engine: dict[str, Any] = Field(default_factory=dict)
     """The options of its engine, for `resume`; empty for rollouts of earlier versions."""
+    start: BranchPoint | None = None
+    """The call of another rollout at which it started."""
     began_at: float = 0.0
     is_running: bool = True
     """False if its engine died."""
@@ -283,7 +285,8 @@ class RolloutStore:
         Args:
             rollout_id: Its ID.
             task: Its task.
-            about: Its description for `running`: `agent`, `model`, `sandbox`, `group`, `metadata`, `engine`.
+            about: Its description for `running`: `agent`, `model`, `sandbox`, `group`, `metadata`, `engine`,
+                `start`.
 
         Raises:
             StoreError: the ID is in use, or the disk is full.

@@ -337,13 +337,13 @@ class Budget(BaseModel):
 
 @dataclass(frozen=True, slots=True)
 class BranchPoint:
-    """A rollout, and the last of its model calls whose recorded answers another agent gets again."""
+    """The start of a rollout at a call of another one: its agent gets the recorded answers up to that call again."""
 
     rollout_id: str
     call: int | None = None
     """0 for none of them, None for all."""
     is_branch: bool = True
-    """Whether the other agent goes another way; if not, it takes over the answers of a cancelled rollout."""
+    """Whether the new rollout goes another way; if not, it takes over the answers of a cancelled or failed one."""
 
 
 _COMMON_NAMES = {"repeat_penalty": "repetition_penalty"}

@@ -11,6 +11,7 @@ import pytest
 
 from openenv.rollout import Case, CommandResult, RolloutStore, Task, case_check
 from openenv.rollout.store.store import STEPS_FILE
+from openenv.rollout.tasks.task import BranchPoint
 from openenv.rollout.viewer.rollout_routes import viewer_app
 from servers import Serve
 from stored_rollouts import PIXEL, PROGRAM, SQUARE, SYSTEM, Talk, add_square, rollout_outcome
@@ -261,9 +262,9 @@ def test_the_tree_of_branches_is_drawn_and_leads_to_each(
 ) -> None:
     add_square(store, "root", folder=tmp_path)
     for number in range(3):
-        about = {"parent": "root", "parent_call": 2 + number // 2}
-        store.add(rollout_outcome(f"branch{number}", reward=float(number), metadata=about), SQUARE)
-    store.add(rollout_outcome("leaf", metadata={"parent": "branch1", "parent_call": 4}), SQUARE)
+        start = BranchPoint("root", 2 + number // 2)
+        store.add(rollout_outcome(f"branch{number}", reward=float(number), start=start), SQUARE)
+    store.add(rollout_outcome("leaf", start=BranchPoint("branch1", 4)), SQUARE)
     page = open_page("/web/#rollouts/root")
     turn = page.locator(".turn").nth(1)
     expect(turn.locator("a.badge")).to_have_text("2 branches")
