@@ -77,6 +77,19 @@ class Socket(Protocol):
         """Wait for the end of the connection."""
 
 
+class SocketUser:
+    """The side of a handler that the operator's view of sessions asks."""
+
+    _socket: Socket
+    address: str | None = None
+    """The client's address, as a proxy may have named it; None if only the socket knows it."""
+
+    @property
+    def peer(self) -> str:
+        """The address of the client."""
+        return self._socket.peer if self.address is None else self.address
+
+
 class AsgiSocket:
     """A connection through ASGI messages: one task reads, one writes."""
 

@@ -38,7 +38,7 @@ from .sessions.events import RequestOrigin
 from .sessions.lifetime import DISCONNECTED, WORKER_CRASHED
 from .sessions.operations import Operation
 from .sessions.session import Session, SessionKind, SessionState, with_hint
-from .sockets import Socket
+from .sockets import Socket, SocketUser
 
 logger = logging.getLogger(__name__)
 
@@ -48,11 +48,10 @@ _AHEAD_BYTES = 8 * 1024 * 1024
 _CHECKED_BYTES = 65_536
 
 
-class V1Connection:
+class V1Connection(SocketUser):
     """One client's connection."""
 
     role = Role.ORCHESTRATOR
-    address: str | None = None
 
     def __init__(self, service: EnvService, socket: Socket, dispatcher: Dispatcher, rpc: OpenEnvRpc) -> None:
         self._service = service
@@ -70,11 +69,6 @@ class V1Connection:
         self._lost = False
         self._backpressure = Backpressure(socket, self._take, self._is_busy, ahead=ReadAhead(_AHEAD, _AHEAD_BYTES))
         self.origin: RequestOrigin | None = None
-
-    @property
-    def peer(self) -> str:
-        """The address of the client, for the operator's view of sessions."""
-        return self._socket.peer if self.address is None else self.address
 
     def begin(self, session_id: str | None) -> None:
         """Open a session, or attach to the named one. Report a failure and end the connection."""

@@ -8,7 +8,7 @@ messages and sessions; must not know transports or encodings.
                          +-- step -----> PendingReply --> Session.submit --> lane --> PendingReply.done --> send
                          +-- batch ----> StepGroup per thread (plain, new steps)  --> BatchReplies ------> send_batch
                          |               or each request by itself
-                         +-- columns --> ColumnSteps (ws_v2_columns.py)
+                         +-- columns --> ConnectionColumns (ws_v2_columns.py)
                          +-- open -----> SessionOpener (ws_v2_open.py)
                          +-- reset, state, mcp, fork, restore, close, cancel, ping
 
@@ -60,8 +60,8 @@ from .sessions.ledger import LedgerEntry
 from .sessions.lifetime import CLOSED_BY_CLIENT, SHUTTING_DOWN, client_reason
 from .sessions.operations import FORK, RESTORE, Operation, StepInput
 from .sessions.session import Cancellable, Session, SessionKind, with_hint
-from .sockets import Socket
-from .ws_v2_columns import ColumnReplies, ColumnRequests, ColumnSteps, KeptRow
+from .sockets import Socket, SocketUser
+from .ws_v2_columns import ColumnReplies, ColumnRequests, ConnectionColumns, KeptRow
 from .ws_v2_open import SessionOpener
 
 logger = logging.getLogger(__name__)
@@ -85,7 +85,7 @@ Send = Callable[[bytes], None]
 """Takes an encoded reply: sends it, or puts it into its place in a batch."""
 
 
-class V2Connection:
+class V2Connection(SocketUser):
     """One client's connection; the handler of its socket, and the holder of its sessions."""
 
     def __init__(
@@ -97,7 +97,6 @@ class V2Connection:
         self.role = role
         self.writer = WRITERS[codec]
         self.sessions: dict[str, Session] = {}
-        self.address: str | None = None  # of the client; None if only the socket knows it
         self.traceparent: str | None = None  # of the handshake, for requests without one
         self.is_lost = False
         self._socket = socket
@@ -107,7 +106,7 @@ class V2Connection:
         self._rpc = rpc
         self._protocol = service.protocol_v2
         self._operations = service.operations_v2[self.writer]
-        self.columns = ColumnSteps(self)
+        self.columns = ConnectionColumns(self)
         self.max_bytes = service.options.max_message_bytes
         self.takes_any_step = role is Role.ORCHESTRATOR
         self._recent = RecentMessages(self.writer)
@@ -126,11 +125,6 @@ class V2Connection:
         self._backpressure = Backpressure(socket, self._read, self._is_loaded, is_long=self._is_long, turns=turns)
 
     # -- SocketHandler --------------------------------------------------------------------------------------------
-
-    @property
-    def peer(self) -> str:
-        """The address of the client, for the operator's view of sessions."""
-        return self._socket.peer if self.address is None else self.address
 
     def on_message(self, payload: bytes) -> None:
         """Handle a text message."""

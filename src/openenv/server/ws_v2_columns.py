@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 _KEPT_ROW: Final = 128  # bytes of a kept row beside its values
 
 
-class ColumnSteps:
+class ConnectionColumns:
     """The steps in columns of one connection."""
 
     def __init__(self, connection: V2Connection) -> None:

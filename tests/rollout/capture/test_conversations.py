@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from openenv.rollout.capture import read
-from openenv.rollout.capture.conversations import conversations
 from openenv.rollout.capture.records import Call, Recording
+from openenv.rollout.capture.transcript import conversations
 from stored_rollouts import write_square
 
 

@@ -14,7 +14,7 @@ pytest.importorskip("torch", reason="the learner has an environment of its own: 
 import torch
 
 from openenv.train.learner.policy import Policy
-from openenv.train.learner.sampler import Prompt, Sampled, Sampler
+from openenv.train.learner.sampler import SampledTokens, Sampler, TokenPrompt
 from small_policy import small_policy
 
 WAIT_S = 60.0
@@ -31,15 +31,15 @@ def sampler(policy: Policy) -> Iterator[Sampler]:
         yield running
 
 
-def prompts(count: int, **more: Any) -> list[Prompt]:
+def prompts(count: int, **more: Any) -> list[TokenPrompt]:
     """Return prompts of different lengths."""
     return [
-        Prompt([(7 * number + place) % 250 for place in range(3 + 5 * number)], 6 + number, seed=number, **more)
+        TokenPrompt([(7 * number + place) % 250 for place in range(3 + 5 * number)], 6 + number, seed=number, **more)
         for number in range(count)
     ]
 
 
-def answers(sampler: Sampler, asked: list[Prompt]) -> list[Sampled]:
+def answers(sampler: Sampler, asked: list[TokenPrompt]) -> list[SampledTokens]:
     """Ask all prompts at once."""
     waiting = [sampler.submit(prompt) for prompt in asked]
     return [future.result(WAIT_S) for future in waiting]
@@ -87,7 +87,7 @@ def test_tokens_come_as_often_as_their_probabilities_say(policy: Policy) -> None
     with torch.no_grad():
         expected = policy.model(input_ids=torch.tensor([first])).logits[0, -1].float().softmax(-1)
     with Sampler(policy, slots=100, context=8) as running:
-        drawn = [answer.ids[0] for answer in answers(running, [Prompt(first, 1) for _ in range(2000)])]
+        drawn = [answer.ids[0] for answer in answers(running, [TokenPrompt(first, 1) for _ in range(2000)])]
     counts = torch.bincount(torch.tensor(drawn), minlength=len(expected)) / len(drawn)
     assert float((counts - expected).abs().max()) < 0.05
     assert float(expected.max()) > 0.1
@@ -158,7 +158,7 @@ def test_closing_fails_what_waits_and_refuses_more(policy: Policy) -> None:
 @pytest.mark.parametrize(("ids", "most"), [([], 1), ([1], 0), ([1] * 60, 5)])
 def test_prompts_that_do_not_fit_are_refused(sampler: Sampler, ids: list[int], most: int) -> None:
     with pytest.raises(ValueError, match=r"tokens|empty"):
-        sampler.submit(Prompt(ids, most))
+        sampler.submit(TokenPrompt(ids, most))
 
 
 @pytest.mark.parametrize(("slots", "context"), [(0, 8), (1, 1)])

@@ -29,8 +29,8 @@ from .probe import (
     PLAN,
     Client,
     Moment,
-    PlayedEpisode,
     Probe,
+    ProbeEpisode,
     has_tool_actions,
     is_tool_call,
     play,
@@ -331,7 +331,7 @@ resource_envelope = resource_bounds  # the same again, after the episodes of man
 def episode_isolation(probe: Probe) -> CheckEvidence:
     """Two sessions at once, step by step in turn: neither sees anything of the other."""
     is_same = _holds(lambda: _compare(probe.first, probe.again, ""))
-    episode = PlayedEpisode()
+    episode = ProbeEpisode()
     with probe.session() as env:
         episode.moments.append(reset(env, probe.plan))
         try:
@@ -347,7 +347,7 @@ def episode_isolation(probe: Probe) -> CheckEvidence:
     return CheckEvidence("states of two sessions stay apart; episodes differ anyhow", {"sessions": 2})
 
 
-def _play_beside(probe: Probe, env: Client, neighbour: Client, episode: PlayedEpisode) -> list[str]:
+def _play_beside(probe: Probe, env: Client, neighbour: Client, episode: ProbeEpisode) -> list[str]:
     """Continue an episode while a neighbour acts; return the problems of both states."""
     plan = probe.plan
     reset(neighbour, plan, seed=plan.reset.seed + 1, episode_id="neighbour")
@@ -392,7 +392,7 @@ def fork(probe: Probe) -> CheckEvidence:
         with copied, other:
             # The other copy takes different actions. They must not show in the original or in its first copy.
             elsewhere = _play_on(other, plan.actions[::-1])
-            ours, theirs = PlayedEpisode(), PlayedEpisode()
+            ours, theirs = ProbeEpisode(), ProbeEpisode()
             for action in plan.actions[half:]:
                 ours.moments.append(step(env, action))
                 theirs.moments.append(step(copied, action))
@@ -571,7 +571,7 @@ def _holds(check: Callable[[], object]) -> bool:
     return True
 
 
-def _compare(one: PlayedEpisode, other: PlayedEpisode, when: str, *, fix: str = _SEEDING, rewards: bool = True) -> None:
+def _compare(one: ProbeEpisode, other: ProbeEpisode, when: str, *, fix: str = _SEEDING, rewards: bool = True) -> None:
     """Raise where two episodes differ; metadata may."""
     # The first difference is reported: later ones usually follow from it.
     for index, (first, second) in enumerate(zip(one.moments, other.moments, strict=False)):

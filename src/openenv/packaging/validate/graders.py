@@ -26,7 +26,7 @@ from .checks_behaviour import described_observations, reward_problems, state_pro
 from .json_schema import violations_elsewhere
 from .manifest import NormalizedManifest
 from .policy import DeclarationBounds, PolicyError
-from .probe import Moment, PlayedEpisode
+from .probe import Moment, ProbeEpisode
 from .recording import NetworkEvidence, RuntimeEvidence
 from .report import UNMET, CheckOutcome, skipped
 from .rules import CheckStatus, Level, ProviderCapability
@@ -349,13 +349,13 @@ class StateContractGrader(EvidenceGrader):
         return problems
 
 
-def episode_of(evidence: RuntimeEvidence) -> PlayedEpisode:
+def episode_of(evidence: RuntimeEvidence) -> ProbeEpisode:
     """Read the moments and states of an episode from its messages.
 
     Raises:
         ValueError, KeyError, TypeError, AttributeError: The messages do not form an episode.
     """
-    episode = PlayedEpisode()
+    episode = ProbeEpisode()
     for exchange in evidence.exchanges:
         data: dict[str, Any] = json.loads(exchange.response_json)["data"]
         if exchange.operation == "state":

@@ -109,7 +109,7 @@ class Moment:
 
 
 @dataclass(slots=True)
-class PlayedEpisode:
+class ProbeEpisode:
     """An episode that was played for a check."""
 
     moments: list[Moment] = field(default_factory=list)
@@ -141,9 +141,9 @@ def step(env: Client, action: dict[str, Any]) -> Moment:
     return _moment(env.step(dict(action)), action)
 
 
-def play(env: Client, plan: RuntimePlan, *, with_states: bool = False, **changes: Any) -> PlayedEpisode:
+def play(env: Client, plan: RuntimePlan, *, with_states: bool = False, **changes: Any) -> ProbeEpisode:
     """Play an episode as planned, until it is done."""
-    episode, started = PlayedEpisode(), time.monotonic()
+    episode, started = ProbeEpisode(), time.monotonic()
     episode.moments.append(reset(env, plan, **changes))
     if with_states:
         episode.states.append(env.state())
@@ -327,18 +327,18 @@ class Probe:
                 return env
 
     @property
-    def first(self) -> PlayedEpisode:
+    def first(self) -> ProbeEpisode:
         """The measured episode, with the state after each call."""
         return self._once("an episode", lambda: self.play(with_states=True))
 
     @property
-    def again(self) -> PlayedEpisode:
+    def again(self) -> ProbeEpisode:
         """The same episode once more, in another session."""
         _ = self.first
         return self._once("a second episode", self.play)
 
     @property
-    def elsewhere(self) -> PlayedEpisode:
+    def elsewhere(self) -> ProbeEpisode:
         """Play the same episode in another process, so that the order of Python's sets differs.
 
         Raises:
@@ -347,7 +347,7 @@ class Probe:
         _ = self.first
         return self._once("a second process", self._play_elsewhere)
 
-    def _play_elsewhere(self) -> PlayedEpisode:
+    def _play_elsewhere(self) -> ProbeEpisode:
         if self.package is None:
             raise CheckSkipped("only a package can be started a second time")
         try:
@@ -357,7 +357,7 @@ class Probe:
         except NotServed as error:
             raise CheckFailed(f"a second server did not start: {last_line(str(error))}") from error
 
-    def play(self, **options: Any) -> PlayedEpisode:
+    def play(self, **options: Any) -> ProbeEpisode:
         """Play an episode in a separate session."""
         with self.session() as env:
             episode = play(env, self.plan, **options)

@@ -24,7 +24,7 @@ from .inbound import JSON_TYPE, AgentReply
 from .outbound import EndpointError, EndpointResponse
 from .records import Call, JournalFull
 from .stream_tap import StreamTap, missing_answer, plausible_tokens, tokens_read
-from .upstream_errors import ModelCallFailed
+from .upstream_errors import ProxiedCallFailed
 
 LAST_WRITE_S = 2.0
 PING_S = 10.0
@@ -52,7 +52,7 @@ class AnswerRelay:
         """Record a response, and pass it on to the agent.
 
         Raises:
-            ModelCallFailed: The response is incomplete, invalid or too long for the budget.
+            ProxiedCallFailed: The response is incomplete, invalid or too long for the budget.
             JournalFull: The response could not be recorded.
         """
         call = self._call
@@ -70,7 +70,7 @@ class AnswerRelay:
         except EndpointError as exc:
             how, message = "timeout" if exc.kind == "timeout" else "broken", call.redacted(str(exc))
             call.rollout.endpoint_failed(status=response.status, kind=how, message=message)
-            raise ModelCallFailed(how, 504 if how == "timeout" else 502, message) from None
+            raise ProxiedCallFailed(how, 504 if how == "timeout" else 502, message) from None
 
     async def _relay_stream(self, response: EndpointResponse) -> None:
         call, request, reply = self._call, self._call.request, self._call.reply
@@ -86,7 +86,7 @@ class AnswerRelay:
                     call.ledger.count(tap.tokens)
                     # The request's limit was within the budget, so this endpoint ignores limits.
                     if not tap.finished and call.rollout.spending.is_overdrawn():
-                        raise ModelCallFailed("budget", 429, EXHAUSTED)
+                        raise ProxiedCallFailed("budget", 429, EXHAUSTED)
                     await reply.write(visible)
         finally:
             with contextlib.suppress(JournalFull):
@@ -110,14 +110,14 @@ class AnswerRelay:
         """Give the agent a recorded answer again, as a stream if it asks for one.
 
         Raises:
-            ModelCallFailed: The answer cannot be read.
+            ProxiedCallFailed: The answer cannot be read.
             JournalFull: The answer could not be recorded.
         """
         answer = recorded.response or {}
         try:
             await self._pass_on(answer, dumps(answer), [], JSON_TYPE, tokens=recorded.tokens)
         except EndpointError as exc:
-            raise ModelCallFailed("broken", 502, str(exc)) from None
+            raise ProxiedCallFailed("broken", 502, str(exc)) from None
 
     async def _relay_whole(self, response: EndpointResponse) -> None:
         call, recorder = self._call, self._call.ledger.recorder
@@ -174,13 +174,13 @@ class AnswerRelay:
         else:
             await call.reply.send(200, raw if is_unchanged else dumps(visible), [content_type, *headers])
 
-    def _not_an_object(self, response: EndpointResponse, raw: bytes) -> ModelCallFailed:
+    def _not_an_object(self, response: EndpointResponse, raw: bytes) -> ProxiedCallFailed:
         call = self._call
         message = "the endpoint's answer is not a JSON object"
         call.rollout.endpoint_failed(status=response.status, kind="garbage", message=message)
         text = call.redacted(raw.decode("utf-8", "replace"))[:2000]
         error: Json = {"message": message, "status": response.status, "text": text}
-        return ModelCallFailed("broken", 502, message, error=error)
+        return ProxiedCallFailed("broken", 502, message, error=error)
 
     async def ping(self) -> None:
         """Send comments to an agent that waits for a stream, while the endpoint makes the whole answer.
@@ -195,7 +195,7 @@ class AnswerRelay:
                     await call.reply.start(200, [EVENT_STREAM, NO_CACHE])
                 await call.reply.write(PING)
 
-    async def send_error(self, failure: ModelCallFailed, *, is_stopped: bool) -> None:
+    async def send_error(self, failure: ProxiedCallFailed, *, is_stopped: bool) -> None:
         """Tell the agent why its call failed.
 
         Args:

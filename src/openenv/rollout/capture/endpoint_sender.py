@@ -9,7 +9,7 @@ Knows addresses, headers and errors of endpoints. Knows nothing of the agent: th
 #     ^  \
 #     |   +-- an error that names a parameter ----> repair the request ----+
 #     |   +-- 429, 5xx, connection refused -------> pause, at most 3 times +---> send again
-#     |   +-- any other error ------------------------------> ModelCallFailed
+#     |   +-- any other error ------------------------------> ProxiedCallFailed
 #     |                                                                    |
 #     +--------------------------------------------------------------------+
 #
@@ -28,7 +28,7 @@ from .call_parts import CallParts
 from .encoding import Json, dumps, load_object
 from .outbound import EndpointError, EndpointResponse, Endpoints
 from .token_in import continue_with_tokens
-from .upstream_errors import REFUSALS, ModelCallFailed, error_message
+from .upstream_errors import REFUSALS, ProxiedCallFailed, error_message
 
 log = logging.getLogger("openenv.rollout.capture")
 
@@ -58,7 +58,7 @@ class EndpointSender:
         """Return the first response without an error.
 
         Raises:
-            ModelCallFailed: No attempt succeeded.
+            ProxiedCallFailed: No attempt succeeded.
         """
         call, ledger, prepared = self._call, self._call.ledger, self._call.prepared
         if call.rollout.tokens is not None:
@@ -99,7 +99,7 @@ class EndpointSender:
             ledger.recorder.tried(status, failure.error)
             await asyncio.sleep(pause_s)
 
-    async def look_for_outage(self, failure: ModelCallFailed) -> None:
+    async def look_for_outage(self, failure: ProxiedCallFailed) -> None:
         """Note that nothing listens at the endpoint, before the agent ends: it may be back when the rollout is judged.
 
         A refused connection answers no request, so no agent can have caused it.
@@ -179,14 +179,14 @@ class EndpointSender:
             self._call.rollout.tokens.is_off = True
         return load_object(data) if response.status == 200 else None
 
-    def _no_response(self, exc: EndpointError) -> ModelCallFailed:
+    def _no_response(self, exc: EndpointError) -> ProxiedCallFailed:
         how = "timeout" if exc.kind == "timeout" else "unreachable"
         message = self._call.redacted(str(exc))
         self._call.rollout.endpoint_failed(status=None, kind=how, message=message)
         error = {"message": message, "kind": exc.kind, "status": None}
-        return ModelCallFailed(how, 504 if how == "timeout" else 502, message, error=error)
+        return ProxiedCallFailed(how, 504 if how == "timeout" else 502, message, error=error)
 
-    async def _error_of(self, response: EndpointResponse) -> ModelCallFailed:
+    async def _error_of(self, response: EndpointResponse) -> ProxiedCallFailed:
         """Read an error that the endpoint answered with."""
         call, status = self._call, response.status
         try:
@@ -204,8 +204,8 @@ class EndpointSender:
             error["body"] = parsed
         if status in (401, 403):  # about the real key: the agent must learn nothing about it
             message = "the endpoint does not accept the key of the capture proxy"
-            return ModelCallFailed("failed", status, message, error=error)
-        failure = ModelCallFailed("failed", status if 400 <= status < 600 else 502, message, error=error)
+            return ProxiedCallFailed("failed", status, message, error=error)
+        failure = ProxiedCallFailed("failed", status if 400 <= status < 600 else 502, message, error=error)
         failure.headers = call.passed_headers(response)
         if parsed is not None and call.request.bridge is None:
             failure.native_body = dumps(parsed)

@@ -38,7 +38,7 @@ from .captured_rollout import EXHAUSTED, CapturedRollout
 from .endpoint_sender import EndpointSender
 from .inbound import AgentReply
 from .records import Call, JournalFull
-from .upstream_errors import ModelCallFailed
+from .upstream_errors import ProxiedCallFailed
 
 log = logging.getLogger("openenv.rollout.capture")
 
@@ -102,7 +102,7 @@ class ProxiedCall:
             deadline = asyncio.get_running_loop().call_later(seconds_left, self.stop, "budget")
         #   _carry: EndpointSender.answer --> AnswerRelay.relay --> _complete --> settled "complete"
         #               |                         |
-        #               +-------------------------+--> ModelCallFailed, cancelled, JournalFull --> settled, `_end_early`
+        #               +-------------------------+--> ProxiedCallFailed, cancelled, JournalFull --> settled, _end_early
         #
         # `finally` settles the rest: a call must have an end in the records even if the task is cancelled while it
         # sends an error.
@@ -144,7 +144,7 @@ class ProxiedCall:
         response = await self._sender.answer()
         await self._relay.relay(response)
 
-    async def _failure(self) -> ModelCallFailed | None:
+    async def _failure(self) -> ProxiedCallFailed | None:
         """Carry the call out; return the reason if it ended early, None if it went well."""
         try:
             if self._call.reply.gone:
@@ -155,24 +155,26 @@ class ProxiedCall:
         except asyncio.CancelledError:
             if self._stopped is None:  # the server stops: the task must end as cancelled
                 raise
-        except ModelCallFailed as exc:
+        except ProxiedCallFailed as exc:
             await self._sender.look_for_outage(exc)
             return exc
         except JournalFull as exc:
-            return ModelCallFailed("record_failed", 507, f"this call could not be recorded: {exc}")
+            return ProxiedCallFailed("record_failed", 507, f"this call could not be recorded: {exc}")
         except Exception as exc:  # the boundary of a call
             log.error("a call failed:\n%s", self._call.redacted(traceback.format_exc()))
-            return ModelCallFailed("broken", 502, f"the endpoint's answer could not be passed on: {type(exc).__name__}")
+            return ProxiedCallFailed(
+                "broken", 502, f"the endpoint's answer could not be passed on: {type(exc).__name__}"
+            )
         finally:
             self._sender.close()
         if self._stopped == "revoked":
-            return ModelCallFailed("revoked", 403, "the key of this rollout was revoked")
+            return ProxiedCallFailed("revoked", 403, "the key of this rollout was revoked")
         if self._stopped == "budget":
-            return ModelCallFailed("budget", 429, EXHAUSTED)
-        return ModelCallFailed(self._stopped or "cancelled", 499, "the call was ended")
+            return ProxiedCallFailed("budget", 429, EXHAUSTED)
+        return ProxiedCallFailed(self._stopped or "cancelled", 499, "the call was ended")
 
     # First the records, then the agent: an agent that gets its error may end at once, and then its rollout is read.
-    async def _end_early(self, failure: ModelCallFailed) -> None:
+    async def _end_early(self, failure: ProxiedCallFailed) -> None:
         """Record the end of a call that did not complete, then tell the agent."""
         call, rollout = self._call, self._call.rollout
         if rollout.traits.ends_at_context_limit and failure.is_context_limit:

@@ -212,18 +212,6 @@ class Sequence:
         }
 
 
-@dataclass(frozen=True, slots=True)
-class Conversation:
-    """A conversation with the agent's model, up to its last whole answer."""
-
-    messages: list[dict[str, Any]]
-    """In the form of chat completions; the arguments of a tool call are JSON text."""
-    opening: int
-    """The number of messages before the model's first answer."""
-    tools: list[dict[str, Any]]
-    """The tools of the last call, in the form of chat completions."""
-
-
 @dataclass(frozen=True)
 class CaptureFinding:
     """Something that a trainer should know about captured calls."""

@@ -9,6 +9,8 @@ and come from agents and models: never render them as markup.
     2: [system, A, B, C] -> D      2 retry    new: C               reply: D
     3: [system, A, B, C] -> E      3 main     new: C               reply: E
     4: [title?, A]      -> F       4 auxiliary    new: title?, A   reply: F
+
+`conversations` returns whole conversations as chat messages, for fine-tuning.
 """
 
 from __future__ import annotations
@@ -18,7 +20,7 @@ import math
 import re
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
-from itertools import takewhile
+from itertools import groupby, takewhile
 from typing import Any, Literal
 
 from ..tasks.model_parameters import Dialect
@@ -588,3 +590,105 @@ _QUESTIONS = {
     "openai_responses": _responses_question,
 }
 _REPLIES = {"openai_chat": _chat_reply, "anthropic": _anthropic_reply, "openai_responses": _responses_reply}
+
+
+# -- conversations as chat messages, for fine-tuning and preference pairs -----------------------------------------
+#
+# Messages of chat endpoints are exactly those that were sent and answered; those of other dialects are translated.
+# Calls that the agent abandoned, auxiliary calls such as a request for a title, and encrypted thoughts are left out.
+
+
+@dataclass(frozen=True, slots=True)
+class Conversation:
+    """A conversation with the agent's model, up to its last whole answer."""
+
+    messages: list[dict[str, Any]]
+    """In the form of chat completions; the arguments of a tool call are JSON text."""
+    opening: int
+    """The number of messages before the model's first answer."""
+    tools: list[dict[str, Any]]
+    """The tools of the last call, in the form of chat completions."""
+
+
+def conversations(recording: Recording) -> list[Conversation]:
+    """Return the agent's conversations; several if it compacted one, or has sub-agents of the same kind."""
+    graph = build(recording.calls)
+    main = main_setting(graph)
+    leaves = sorted(graph.leaves, key=lambda leaf: leaf.number)
+    paths = [leaf.path() for leaf in leaves if not leaf.discarded]
+    whole = (_whole_conversation(path) for path in paths if setting_of(path[0].call) == main)
+    return [each for each in whole if each is not None]
+
+
+def _whole_conversation(path: list[CallNode]) -> Conversation | None:
+    """Return the conversation of a path, up to the last whole answer; None without one."""
+    calls = [node.call for node in path]
+    while calls and (calls[-1].ended != "complete" or calls[-1].error is not None or not calls[-1].answer):
+        calls.pop()
+    if not calls:
+        return None
+    last = calls[-1]
+    if last.endpoint_dialect != "openai_chat" and any(part.cut for part in _pieces(last)):
+        return None  # a text is too long for a transcript
+    return Conversation([*_asked(last), _answered(last)], len(_asked(calls[0])), _chat_tools(last))
+
+
+def _pieces(call: Call) -> Iterator[TranscriptPart]:
+    for message in (*question(call), answer(call)):
+        yield from message.parts
+
+
+def _asked(call: Call) -> list[Json]:
+    if call.endpoint_dialect == "openai_chat":
+        return dicts_in(call.sent.get("messages"))
+    return [message for each in _joined(question(call)) for message in _in_chat_form(each)]
+
+
+def _joined(messages: Iterable[TranscriptMessage]) -> Iterator[TranscriptMessage]:
+    """Yield messages with one for consecutive pieces of an answer, which are several items in some dialects."""
+    for role, pieces in groupby(messages, key=lambda message: message.role):
+        if role == "assistant":
+            yield TranscriptMessage(role, tuple(part for message in pieces for part in message.parts))
+        else:
+            yield from pieces
+
+
+def _answered(call: Call) -> Json:
+    if call.endpoint_dialect == "openai_chat":
+        choices = dicts_in((call.response or {}).get("choices")) or [{}]
+        message = as_dict(choices[0].get("message"))
+        return {"role": "assistant", **{name: value for name, value in message.items() if value not in (None, [])}}
+    return next(_in_chat_form(answer(call)), {"role": "assistant", "content": ""})
+
+
+def _in_chat_form(message: TranscriptMessage) -> Iterator[Json]:
+    """Yield a message of a transcript in the form of chat completions; each tool result is a message."""
+    results = [part for part in message.parts if part.kind == "result"]
+    for part in results:
+        yield {"role": "tool", "tool_call_id": part.call_id, "content": part.text}
+    parts = [part for part in message.parts if part.kind != "result"]
+    if results and not parts:
+        return
+    said: Json = {"role": message.role, "content": "".join(part.text for part in parts if part.kind == "text")}
+    thoughts = "".join(part.text for part in parts if part.kind == "reasoning")
+    if thoughts:
+        said["reasoning_content"] = thoughts
+    calls = [part for part in parts if part.kind == "call"]
+    if calls:
+        functions = [(part.call_id, {"name": part.name, "arguments": part.text}) for part in calls]
+        said["tool_calls"] = [{"id": key, "type": "function", "function": function} for key, function in functions]
+    images = [{"type": "image_url", "image_url": {"url": part.text}} for part in parts if part.kind == "image"]
+    if images:
+        said["content"] = [{"type": "text", "text": said["content"]}, *images]
+    yield said
+
+
+def _chat_tools(call: Call) -> list[Json]:
+    tools = dicts_in(call.sent.get("tools"))
+    return [tool if "function" in tool else {"type": "function", "function": _chat_function(tool)} for tool in tools]
+
+
+def _chat_function(tool: Json) -> Json:
+    """Return a tool of another dialect as the function of a chat tool."""
+    parameters = tool.get("parameters") or tool.get("input_schema") or {"type": "object", "properties": {}}
+    return {"name": tool.get("name"), "description": tool.get("description") or "", "parameters": parameters}

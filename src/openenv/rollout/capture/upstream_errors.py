@@ -9,7 +9,7 @@ Published, raised by clients of endpoints:
     ├── UpstreamTimeoutError            the endpoint did not answer in time
     └── UpstreamTransportError          the endpoint cannot be reached
 
-Inside the proxy a call that cannot go on raises `ModelCallFailed`: how it ended, and the agent's error.
+Inside the proxy a call that cannot go on raises `ProxiedCallFailed`: how it ended, and the agent's error.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ class UpstreamTransportError(UpstreamError):
 #   agent_gone     none: the agent hung up                                cancelled       499: the server stops
 
 
-class ModelCallFailed(Exception):
+class ProxiedCallFailed(Exception):
     """A call cannot go on; the agent gets this error in its dialect.
 
     Args:

@@ -13,7 +13,7 @@ from openenv.rollout.store.store import Record, RolloutStore
 
 if TYPE_CHECKING:
     from openenv.rollout.capture.records import Recording
-    from openenv.rollout.capture.training_trace import Conversation
+    from openenv.rollout.capture.transcript import Conversation
 
 Format = Literal["jsonl", "parquet", "sft", "preferences"]
 """The rows of an export:
@@ -222,7 +222,7 @@ def _preference(store: RolloutStore, better: Record, worse: Record) -> dict[str,
 
 
 def _conversations(store: RolloutStore, record: Record) -> list[Conversation]:
-    from openenv.rollout.capture.conversations import conversations
+    from openenv.rollout.capture.transcript import conversations
 
     captured = recording(store, record)
     return [] if captured is None else conversations(captured)

@@ -107,7 +107,7 @@ class WorkerThread:
         self.profile = profile
         self._counts = counts
         self.calls: deque[LaneCall] = deque()
-        self._wakes: SimpleQueue[Turn | Literal[False] | None] = SimpleQueue()  # False ends the thread
+        self._wakes: SimpleQueue[ThreadTurn | Literal[False] | None] = SimpleQueue()  # False ends the thread
         self._began: float | None = None
         self._call: LaneCall | None = None
         self._misses = 0
@@ -141,7 +141,7 @@ class WorkerThread:
         if dispatcher is None or not dispatcher.hand_out(self, call):
             self.put((call,))
 
-    def put(self, calls: Iterable[LaneCall], turn: Turn | None = None) -> None:
+    def put(self, calls: Iterable[LaneCall], turn: ThreadTurn | None = None) -> None:
         """Queue calls now; run them within a turn, if the loop waits for it."""
         self.calls.extend(calls)
         self._wakes.put(turn)
@@ -184,7 +184,7 @@ class WorkerThread:
                 return
             del turn  # it has the calls; an idle thread must not keep the last action alive
 
-    def _run_calls(self, turn: Turn | None) -> bool:
+    def _run_calls(self, turn: ThreadTurn | None) -> bool:
         """Run the queued calls, or as many as a turn has time for; return False if a new thread runs the rest."""
         calls, record, clock = self.calls, self.profile.record, time.perf_counter
         thread = threading.current_thread()
@@ -220,7 +220,7 @@ class WorkerThread:
         return True
 
 
-class Turn:
+class ThreadTurn:
     """The time of one thread, for which the loop waits. It ends once: the thread ends it, or the loop gives it up.
 
     Turns begin one after the other, because threads that wake together compete for the interpreter lock.
@@ -233,7 +233,7 @@ class Turn:
 
     __slots__ = ("_calls", "_claim", "_ended", "_following", "worker")
 
-    def __init__(self, worker: WorkerThread, calls: list[LaneCall], following: deque[Turn]) -> None:
+    def __init__(self, worker: WorkerThread, calls: list[LaneCall], following: deque[ThreadTurn]) -> None:
         self.worker = worker
         self._calls = calls
         self._following = following
@@ -271,7 +271,7 @@ class Turn:
         return self._ended.acquire(timeout=seconds)
 
 
-def begin_next(following: deque[Turn]) -> bool:
+def begin_next(following: deque[ThreadTurn]) -> bool:
     """Let the next thread begin; return False after the last."""
     try:
         turn = following.popleft()
@@ -353,11 +353,11 @@ class Dispatcher:
     def _hand_out(self) -> None:
         """Hand over the calls of this pass, and wait for the threads that will be quick."""
         outgoing, self._outgoing = self._outgoing, {}
-        turns: list[Turn] = []
-        following: deque[Turn] = deque()
+        turns: list[ThreadTurn] = []
+        following: deque[ThreadTurn] = deque()
         for worker, calls in outgoing.items():
             if worker.is_awaited(calls):
-                turns.append(Turn(worker, calls, following))
+                turns.append(ThreadTurn(worker, calls, following))
             else:
                 worker.put(calls)
         if not turns:
@@ -377,7 +377,7 @@ class Dispatcher:
         self._drain()
 
     @staticmethod
-    def _wait_for(turns: list[Turn], following: deque[Turn]) -> Sequence[Turn]:
+    def _wait_for(turns: list[ThreadTurn], following: deque[ThreadTurn]) -> Sequence[ThreadTurn]:
         """Wait until turns have ended, unless a call takes too long; return the others."""
         unended = turns
         for _ in range(_MOST_WAITS):

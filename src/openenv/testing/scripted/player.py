@@ -55,7 +55,7 @@ class ScriptedMessage:
 
 
 @dataclass(slots=True)
-class Conversation:
+class ScriptedConversation:
     """The conversation that a request continues."""
 
     messages: list[ScriptedMessage]
@@ -127,7 +127,7 @@ def joined(messages: Iterable[ScriptedMessage]) -> list[ScriptedMessage]:
     return result
 
 
-def prompt_ids(conversation: Conversation, tokenizer: Tokenizer) -> list[int]:
+def prompt_ids(conversation: ScriptedConversation, tokenizer: Tokenizer) -> list[int]:
     """Return the IDs of a conversation and of the token that starts the answer."""
     ids = [vocabulary.BEGIN]
     if conversation.tools:
@@ -193,14 +193,14 @@ class ScriptedAnswer:
 
 
 @dataclass(slots=True)
-class Player:
+class ScriptPlayer:
     """Several scripts, and the number of times each failure was played."""
 
     scripts: Sequence[Script]
     tokenizer: Tokenizer = field(default_factory=Tokenizer)
     _attempts: OrderedDict[tuple[str, int, str], int] = field(default_factory=OrderedDict)
 
-    def choose(self, model: str, conversation: Conversation) -> Script:
+    def choose(self, model: str, conversation: ScriptedConversation) -> Script:
         """Return the script for a request: by its model, else by a key in its messages, else the first script.
 
         A script with a key is played only if a user message contains the key.
@@ -215,7 +215,7 @@ class Player:
         return next((script for script in self.scripts if script.key is None), self.scripts[0])
 
     def answer(
-        self, model: str, conversation: Conversation, *, max_tokens: int | None = None, seed: int | None = None
+        self, model: str, conversation: ScriptedConversation, *, max_tokens: int | None = None, seed: int | None = None
     ) -> ScriptedAnswer:
         """Return the next answer in a conversation.
 
@@ -254,7 +254,7 @@ class Player:
             token_delay_s=turn.token_delay_s,
         )
 
-    def _turn(self, script: Script, conversation: Conversation) -> tuple[int, Turn]:
+    def _turn(self, script: Script, conversation: ScriptedConversation) -> tuple[int, Turn]:
         if script.calls_tools and not conversation.tools:
             return -1, Turn(text=_side_answer(script, conversation.answer_schema))
         number = 0

@@ -16,16 +16,16 @@ from starlette.types import Receive, Scope, Send
 from openenv.server.thread_server import ThreadServer
 
 from . import vocabulary
-from .player import Player, SampledToken, ScriptedAnswer, prompt_ids
+from .player import SampledToken, ScriptedAnswer, ScriptPlayer, prompt_ids
 from .script import PREFIX, CutFailure, HangFailure, Script, Scripts, StatusFailure, load_scripts
 from .wire_formats import (
-    BadRequest,
     ChatFormat,
     EngineName,
     MessagesFormat,
     ModelRequest,
     ResponsesFormat,
     ScriptedReply,
+    UnreadableRequest,
     WireFormat,
 )
 
@@ -113,7 +113,7 @@ class ScriptedModel:
         api_key: str | None = None,
     ) -> None:
         self.scripts: tuple[Script, ...] = load_scripts(scripts)
-        self._player = Player(self.scripts)
+        self._player = ScriptPlayer(self.scripts)
         self._headers: dict[str, str] = {}
         self._played: deque[Played] = deque(maxlen=_PLAYED)
         self._engine: EngineName = engine
@@ -210,7 +210,7 @@ class ScriptedModel:
                 await self._reply(send, 200, posts[path](await _body(receive)))
             else:
                 await self._reply(send, 404, _nothing_at(scope["path"]))
-        except BadRequest as exc:
+        except UnreadableRequest as exc:
             refusal = (wire_format or ChatFormat()).error(400, str(exc), "invalid_request_error")
             await self._reply(send, 400, refusal)
 
@@ -331,7 +331,7 @@ class ScriptedModel:
         try:
             return {"prompt": vocabulary.decode(list(body.get("tokens", ())))}
         except (ValueError, TypeError) as exc:
-            raise BadRequest(str(exc)) from exc
+            raise UnreadableRequest(str(exc)) from exc
 
     def _head(self, status: int, content_type: str) -> dict[str, Any]:
         headers = [(b"content-type", content_type.encode()), LABEL]
@@ -359,7 +359,7 @@ def _read(wire_format: WireFormat, body: Mapping[str, Any]) -> ModelRequest:
     try:
         return wire_format.read(body)
     except (AttributeError, TypeError, KeyError) as exc:  # a part of the request has a wrong type
-        raise BadRequest(f"the request cannot be understood: {exc}") from exc
+        raise UnreadableRequest(f"the request cannot be understood: {exc}") from exc
 
 
 async def _body(receive: Receive) -> dict[str, Any]:
@@ -367,16 +367,16 @@ async def _body(receive: Receive) -> dict[str, Any]:
     while True:
         message = await receive()
         if message["type"] != "http.request":
-            raise BadRequest("the request was broken off")
+            raise UnreadableRequest("the request was broken off")
         parts.append(message.get("body", b""))
         if not message.get("more_body"):
             break
     try:
         value = from_json(b"".join(parts))
     except ValueError as exc:
-        raise BadRequest(f"the body is not JSON: {exc}") from exc
+        raise UnreadableRequest(f"the body is not JSON: {exc}") from exc
     if not isinstance(value, dict):
-        raise BadRequest("the body must be a JSON object")
+        raise UnreadableRequest("the body must be a JSON object")
     return value
 
 

@@ -14,10 +14,10 @@ from pydantic_core import from_json, to_json
 
 from . import vocabulary
 from .player import (
-    Conversation,
     Role,
     SampledToken,
     ScriptedAnswer,
+    ScriptedConversation,
     ScriptedMessage,
     ScriptedToolCall,
     canonical,
@@ -29,7 +29,7 @@ EngineName = Literal["vllm", "sglang", "plain"]
 Json = dict[str, Any]
 
 
-class BadRequest(ValueError):
+class UnreadableRequest(ValueError):
     """The request's body does not follow the wire format."""
 
 
@@ -46,7 +46,7 @@ class ModelRequest:
     """A parsed request."""
 
     model: str
-    conversation: Conversation
+    conversation: ScriptedConversation
     stream: bool
     top_logprobs: int
     wants_token_ids: bool
@@ -122,7 +122,7 @@ class WireFormat(ABC):
         """Read a request.
 
         Raises:
-            BadRequest: The request is invalid.
+            UnreadableRequest: The request is invalid.
         """
 
     @abstractmethod
@@ -144,7 +144,7 @@ def _request(
     """Return a request with the fields that have the same name in all formats."""
     return ModelRequest(
         model=str(body.get("model", "")),
-        conversation=Conversation(joined(messages), list(body.get("tools") or []), schema),
+        conversation=ScriptedConversation(joined(messages), list(body.get("tools") or []), schema),
         stream=bool(body.get("stream")),
         top_logprobs=_whole_number(body, "top_logprobs") or 0,
         wants_token_ids=bool(body.get("return_token_ids")),
@@ -169,14 +169,14 @@ def _text_of(content: Any) -> str:
 
 def _objects(value: Any, problem: str) -> list[Json]:
     if not isinstance(value, list) or not all(isinstance(item, dict) for item in value):
-        raise BadRequest(problem)
+        raise UnreadableRequest(problem)
     return value
 
 
 def _role(message: Mapping[str, Any], roles: Mapping[str, Role]) -> Role:
     role = roles.get(str(message.get("role")))
     if role is None:
-        raise BadRequest(f"no message has the role {message.get('role')!r}")
+        raise UnreadableRequest(f"no message has the role {message.get('role')!r}")
     return role
 
 
@@ -225,7 +225,7 @@ class ChatFormat(WireFormat):
     def read(self, body: Mapping[str, Any]) -> ModelRequest:
         messages = _objects(body.get("messages"), "messages must be a list of objects")
         if body.get("n") not in (None, 1):
-            raise BadRequest("n must be 1: a script has one answer")
+            raise UnreadableRequest("n must be 1: a script has one answer")
         schema = body.get("response_format") or {}
         return _request(
             body,
@@ -517,7 +517,7 @@ class ResponsesFormat(WireFormat):
             items = [{"type": "message", "role": "user", "content": items}]
         items = _objects(items, "input must be a text or a list of objects")
         if body.get("previous_response_id"):
-            raise BadRequest("previous_response_id: no conversation is kept here; send all of its items")
+            raise UnreadableRequest("previous_response_id: no conversation is kept here; send all of its items")
         messages = [ScriptedMessage("system", body["instructions"])] if body.get("instructions") else []
         messages.extend(message for item in items if (message := _response_message(item)) is not None)
         schema = (body.get("text") or {}).get("format") or {}

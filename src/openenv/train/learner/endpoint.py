@@ -29,7 +29,7 @@ from openenv.rollout.tasks.task import Model, Sampling
 from openenv.server.thread_server import ThreadServer
 
 from .policy import Policy
-from .sampler import Prompt, Sampled, Sampler
+from .sampler import SampledTokens, Sampler, TokenPrompt
 
 _NEUTRAL: dict[str, tuple[Any, ...]] = {
     "top_p": (1, None), "top_k": (-1, 0, None), "min_p": (0, None), "frequency_penalty": (0, None), "n": (1, None),
@@ -214,7 +214,7 @@ class _Answers:
         ids = self._tokens.render(body["messages"], body.get("tools"))
         return {"tokens": ids, "count": len(ids), "max_model_len": self._sampler.context}, self._sampler.policy.version
 
-    async def _sample(self, body: dict[str, Any], ids: list[int]) -> Sampled:
+    async def _sample(self, body: dict[str, Any], ids: list[int]) -> SampledTokens:
         for key, allowed in _NEUTRAL.items():
             if body.get(key) not in (*allowed, None):
                 raise BadRequest(f"{key}={body[key]!r} is not supported: this endpoint samples from the model itself")
@@ -225,16 +225,16 @@ class _Answers:
         limit = min(int(asked), self._sampler.context - len(ids))
         if limit < 1:
             raise BadRequest(f"the prompt has {len(ids)} tokens, and the context {self._sampler.context}")
-        prompt = Prompt(ids, limit, greedy=temperature == 0, seed=body.get("seed"))
+        prompt = TokenPrompt(ids, limit, greedy=temperature == 0, seed=body.get("seed"))
         return await asyncio.wrap_future(self._sampler.submit(prompt))
 
 
-def _usage(ids: list[int], sampled: Sampled) -> dict[str, int]:
+def _usage(ids: list[int], sampled: SampledTokens) -> dict[str, int]:
     counts = {"prompt_tokens": len(ids), "completion_tokens": len(sampled.ids)}
     return {**counts, "total_tokens": sum(counts.values())}
 
 
-def _finish(sampled: Sampled) -> str:
+def _finish(sampled: SampledTokens) -> str:
     return "stop" if sampled.ended else "length"
 
 

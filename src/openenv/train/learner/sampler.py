@@ -43,18 +43,18 @@ _PREFILL_TOKENS = 32_768
 
 
 @dataclass(slots=True)
-class Prompt:
+class TokenPrompt:
     """A conversation as token IDs, and how to continue it."""
 
     ids: list[int]
     max_tokens: int
     greedy: bool = False
     seed: int | None = None
-    answer: Future[Sampled] = field(default_factory=Future)
+    answer: Future[SampledTokens] = field(default_factory=Future)
 
 
 @dataclass(frozen=True, slots=True)
-class Sampled:
+class SampledTokens:
     """The tokens after a prompt."""
 
     ids: list[int]
@@ -130,7 +130,7 @@ class _Cache:
 class _Row:
     """A slot in use."""
 
-    prompt: Prompt
+    prompt: TokenPrompt
     ids: list[int] = field(default_factory=list)
     logprobs: list[float] = field(default_factory=list)
 
@@ -164,9 +164,9 @@ class Sampler:
         self._range = torch.arange(context, device=device)
         self._graph: Any = None
         self._rows: dict[int, _Row] = {}
-        self._waiting: list[Prompt] = []
+        self._waiting: list[TokenPrompt] = []
         self._work: list[_Work] = []
-        self._queue: queue.Queue[Prompt | _Work | None] = queue.Queue()
+        self._queue: queue.Queue[TokenPrompt | _Work | None] = queue.Queue()
         self._seeds = torch.Generator().manual_seed(policy.options.seed)
         self._thread = threading.Thread(target=self._run, name="openenv-sampler", daemon=True)
         self._closed = False
@@ -176,7 +176,7 @@ class Sampler:
         """Whether decoding is a recorded CUDA graph."""
         return self._graph is not None
 
-    def submit(self, prompt: Prompt) -> Future[Sampled]:
+    def submit(self, prompt: TokenPrompt) -> Future[SampledTokens]:
         """Answer a prompt.
 
         Raises:
@@ -198,7 +198,7 @@ class Sampler:
         self._put(_Work(work, done))
         return done
 
-    def _put(self, item: Prompt | _Work) -> None:
+    def _put(self, item: TokenPrompt | _Work) -> None:
         if self._closed:
             raise RuntimeError("the sampler is closed")
         self._queue.put(item)
@@ -251,8 +251,8 @@ class Sampler:
             except queue.Empty:
                 return True
 
-    def _take(self, item: Prompt | _Work | None) -> bool:
-        if isinstance(item, Prompt):
+    def _take(self, item: TokenPrompt | _Work | None) -> bool:
+        if isinstance(item, TokenPrompt):
             self._waiting.append(item)
         elif item is not None:
             self._work.append(item)
@@ -273,7 +273,7 @@ class Sampler:
             with contextlib.suppress(queue.Empty):
                 while True:
                     item = self._queue.get_nowait()
-                    if isinstance(item, Prompt):
+                    if isinstance(item, TokenPrompt):
                         prompts.append(item)
                     elif item is not None:
                         item.done.set_exception(exc)
@@ -289,7 +289,7 @@ class Sampler:
         """Fill free slots with waiting prompts."""
         free = [slot for slot in range(self.slots) if slot not in self._rows]
         while self._waiting and free:
-            chosen: list[Prompt] = []
+            chosen: list[TokenPrompt] = []
             width = 0
             while self._waiting and len(chosen) < len(free):
                 wider = max(width, -(-len(self._waiting[0].ids) // _WIDTH) * _WIDTH)
@@ -302,7 +302,7 @@ class Sampler:
                 self._rows[slot] = _Row(prompt)
             self._prefill(slots, chosen, min(width, self.context))
 
-    def _prefill(self, slots: list[int], prompts: list[Prompt], width: int) -> None:
+    def _prefill(self, slots: list[int], prompts: list[TokenPrompt], width: int) -> None:
         device = self.policy.device
         # The first decoding step computes the last token of each prompt again, and with it the first answer.
         ids = torch.tensor([prompt.ids + [0] * (width - len(prompt.ids)) for prompt in prompts], device=device)
@@ -329,7 +329,7 @@ class Sampler:
         self.figures.prompts += len(prompts)
         self.figures.prompt_tokens += sum(len(prompt.ids) for prompt in prompts)
 
-    def _draws(self, prompt: Prompt, count: int) -> Any:
+    def _draws(self, prompt: TokenPrompt, count: int) -> Any:
         """Return numbers above 0 and at most 1."""
         draws = self._seeds if prompt.seed is None else torch.Generator().manual_seed(prompt.seed)
         return 1.0 - torch.rand(count, generator=draws)
@@ -355,7 +355,7 @@ class Sampler:
                 self.figures.tokens += len(row.ids)
                 answer = row.prompt.answer
                 if not answer.done():  # its request may have been cancelled
-                    answer.set_result(Sampled(row.ids, row.logprobs, ended, self.policy.version))
+                    answer.set_result(SampledTokens(row.ids, row.logprobs, ended, self.policy.version))
 
     def _step(self) -> None:
         """Compute the next token of each slot, in place."""
