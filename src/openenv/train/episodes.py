@@ -160,22 +160,26 @@ async def play(
     chosen = PlayOptions(**options)
     urls = [url] if isinstance(url, str) else list(url)
     store = chosen.store
+    async with player_proxy(None if store is None else store.captures) as proxy:
+        dialogue = chosen.dialogue
+        if dialogue is None:
+            dialogue = await asyncio.to_thread(_dialogue, urls[0], chosen)
+        endpoint = CapturedModel(model_to_train(model), proxy)
+        stream = EpisodeStream(starts, chosen, urls=urls, dialogue=dialogue, endpoint=endpoint)
+        if store is not None:  # only a list of stored episodes shows the name
+            stream.environment = await asyncio.to_thread(environment_name, urls[0], chosen.client_options)
+        async with stream:
+            yield stream
+
+
+@contextlib.asynccontextmanager
+async def player_proxy(root: Path | None) -> AsyncIterator[CaptureServer]:
+    """Run a capture proxy for players on this loop; None keeps the records in a temporary folder."""
     with contextlib.ExitStack() as stack:
-        root = store.captures if store is not None else Path(stack.enter_context(tempfile.TemporaryDirectory()))
+        folder = root or Path(stack.enter_context(tempfile.TemporaryDirectory()))
         # Nobody lists closed episodes here, and there may be a hundred in a second.
-        proxy = await asyncio.to_thread(CaptureServer(root, CaptureOptions(holds_calls=True, closed_ttl_s=0.0)).start)
-        try:
-            dialogue = chosen.dialogue
-            if dialogue is None:
-                dialogue = await asyncio.to_thread(_dialogue, urls[0], chosen)
-            endpoint = CapturedModel(model_to_train(model), proxy)
-            stream = EpisodeStream(starts, chosen, urls=urls, dialogue=dialogue, endpoint=endpoint)
-            if store is not None:  # only a list of stored episodes shows the name
-                stream.environment = await asyncio.to_thread(environment_name, urls[0], chosen.client_options)
-            async with stream:
-                yield stream
-        finally:
-            await asyncio.to_thread(proxy.stop)
+        async with CaptureServer(folder, CaptureOptions(holds_calls=True, closed_ttl_s=0.0)).on_this_loop() as proxy:
+            yield proxy
 
 
 def _dialogue(url: str, options: PlayOptions) -> Dialogue:
@@ -271,10 +275,10 @@ class EpisodeStream(GroupStream[Start]):
             episode.fail(exc)
         except asyncio.CancelledError:
             episode.finish("cancelled", "the episode was no longer needed")
-            await asyncio.to_thread(capture.close)
+            await capture.aclose()
             await self._stored(episode, capture)
             raise
-        await asyncio.to_thread(capture.close)
+        await capture.aclose()
         return await self._stored(episode, capture)
 
     async def _stored(self, episode: PlayedEpisode, capture: Capture | None = None) -> EpisodeSample:

@@ -25,10 +25,8 @@ import asyncio
 import contextlib
 import json
 import re
-import tempfile
 from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 from typing_extensions import Unpack
@@ -36,12 +34,21 @@ from typing_extensions import Unpack
 from openenv.client.env_client import GenericEnvClient
 from openenv.errors import OpenEnvError, RequestValidationError, RolloutError, SessionCapacityError, message_of
 from openenv.rollout.agents.dialogue import AnswerRefused, Json, TextDialogue
-from openenv.rollout.capture import Capture, CaptureOptions, CaptureServer, export
+from openenv.rollout.capture import Capture, CaptureServer, export
 from openenv.rollout.run.engine import new_rollout_id
 from openenv.rollout.store.outcome import Outcome
 from openenv.rollout.tasks.task import Model
 
-from .episodes import CapturedModel, EpisodeStream, PlayArguments, PlayedEpisode, PlayOptions, Start, reset_arguments
+from .episodes import (
+    CapturedModel,
+    EpisodeStream,
+    PlayArguments,
+    PlayedEpisode,
+    PlayOptions,
+    Start,
+    player_proxy,
+    reset_arguments,
+)
 from .groups import EpisodeSample
 from .stream import OpenGroup, model_to_train
 
@@ -109,15 +116,10 @@ async def self_play(
     if not any(player.is_trained for player in players.values()):
         raise ValueError("at least one player must be trained")
     urls = [url] if isinstance(url, str) else list(url)
-    with tempfile.TemporaryDirectory() as folder:
-        proxy = CaptureServer(Path(folder), CaptureOptions(holds_calls=True, closed_ttl_s=0.0))
-        await asyncio.to_thread(proxy.start)
-        try:
-            stream = SelfPlayStream(starts, chosen, urls=urls, players=players, proxy=proxy)
-            async with stream:
-                yield stream
-        finally:
-            await asyncio.to_thread(proxy.stop)
+    async with player_proxy(None) as proxy:
+        stream = SelfPlayStream(starts, chosen, urls=urls, players=players, proxy=proxy)
+        async with stream:
+            yield stream
 
 
 @dataclass(slots=True)
@@ -181,7 +183,7 @@ class SelfPlayStream(EpisodeStream):
             raise
         finally:
             for seat in seats.values():
-                await asyncio.to_thread(seat.capture.close)
+                await seat.capture.aclose()
         return self._result(match, seats)
 
     def _seat(self, match: PlayedEpisode, name: str, player: Player, labels: Json) -> _Seat:

@@ -133,9 +133,17 @@ class Capture:
             CaptureError: The capture server does not run, or the answer took too long.
         """
         reply = LocalReply()
-        request = AgentRequest("POST", path, {"authorization": f"Bearer {self.key}"}, body)
-        await self._server.answer_here(request, reply, timeout_s)
+        await self._server.answer_here(self._request(path, body), reply, timeout_s)
         return reply
+
+    def post_and_wait(self, path: str, body: bytes, *, timeout_s: float) -> LocalReply:
+        """Do the same as `post` from a thread without an event loop."""
+        reply = LocalReply()
+        self._server.answer_and_wait(self._request(path, body), reply, timeout_s)
+        return reply
+
+    def _request(self, path: str, body: bytes) -> AgentRequest:
+        return AgentRequest("POST", path, {"authorization": f"Bearer {self.key}"}, body)
 
     def revoke(self) -> None:
         """Revoke the key. When this returns, calls under way have ended and are recorded, and no call can begin."""
@@ -144,6 +152,14 @@ class Capture:
     def close(self) -> None:
         """Revoke the key and release memory; the records stay on disk and readable."""
         self._server.end(self.rollout, self._server.finish)
+
+    async def aclose(self) -> None:
+        """Do the same as `close` from an event loop, without blocking it."""
+        try:
+            await self._server.run_here(self._server.finish(self.rollout))
+        except CaptureError:
+            if self.rollout.closed_at is None:
+                raise
 
     def __enter__(self) -> Capture:
         return self
@@ -382,8 +398,13 @@ class CaptureServer(ProxyListener):
         self._agent_routes.is_paused = True
 
     def resume(self) -> None:
-        """Release the calls that `pause` or `hold` held back."""
-        self.run(self._resume())
+        """Release the calls that `pause` or `hold` held back.
+
+        Raises:
+            CaptureError: The capture server does not run.
+        """
+        self._agent_routes.is_paused = False  # now, because `hold` may follow at once
+        self._running_loop().call_soon_threadsafe(self._wake_all)
 
     def obey(self, order: ProxyOrder) -> None:
         """Carry out an order of another process."""
@@ -406,8 +427,7 @@ class CaptureServer(ProxyListener):
             for call in list(rollout.active):
                 await call.over.wait()
 
-    async def _resume(self) -> None:
-        self._agent_routes.is_paused = False
+    def _wake_all(self) -> None:
         for rollout in self._registry.all():
             rollout.changed.set()
 

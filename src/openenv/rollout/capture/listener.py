@@ -1,6 +1,7 @@
 """A server in its own thread, with a loop for connections of agents: on TCP, and on a unix socket for sandboxes.
 
-Knows threads, loops and sockets. A subclass answers the requests.
+If all requests come from one event loop of this process, it runs on that loop instead (`on_this_loop`). Knows threads,
+loops and sockets. A subclass answers the requests.
 """
 
 # A caller's thread                     the server's thread
@@ -9,6 +10,7 @@ Knows threads, loops and sockets. A subclass answers the requests.
 #      returns <----- started ---------- run_forever: every connection, call and coroutine of the server
 #   run(work) -- the coroutine --------> on the loop; the caller waits for its result
 #   schedule(work) --------------------> on the loop; nobody waits
+#   run_here(work), from a loop -------> on the loop; the caller's loop goes on, and may be the same
 #   stop() ----------------------------> _shut: close listeners, on_stop, close connections; the loop ends
 
 from __future__ import annotations
@@ -23,9 +25,11 @@ import socket
 import tempfile
 import threading
 from abc import ABC, abstractmethod
-from collections.abc import Coroutine
+from collections.abc import AsyncIterator, Callable, Coroutine
 from pathlib import Path
 from typing import Any, TypeVar
+
+from typing_extensions import Self
 
 from openenv.errors import CaptureError
 
@@ -51,6 +55,7 @@ class ProxyListener(ABC):
         self._agents = AgentConnections(limits, is_known=self.is_known)
         self._loop: asyncio.AbstractEventLoop | None = None
         self._thread: threading.Thread | None = None
+        self._runner: threading.Thread | None = None  # runs the loop: `_thread`, or that of `on_this_loop`
         self._servers: list[asyncio.Server] = []
         self._tasks: set[asyncio.Task[None]] = set()
         self._socket_parent = sockets
@@ -89,10 +94,10 @@ class ProxyListener(ABC):
         Raises:
             CaptureError: The server cannot listen there, or not in time.
         """
-        if self._thread is not None:
-            raise CaptureError("The capture server runs already.")
+        self._require_stopped()
         started: concurrent.futures.Future[None] = concurrent.futures.Future()
         self._thread = threading.Thread(target=self._main, args=(started,), name="openenv-capture", daemon=True)
+        self._runner = self._thread
         self._thread.start()
         try:
             started.result(timeout_s)
@@ -101,7 +106,7 @@ class ProxyListener(ABC):
             raise CaptureError(f"The capture proxy does not listen after {timeout_s:g} s.") from None
         except OSError as exc:
             self._thread.join()
-            self._thread = None
+            self._thread = self._runner = None
             raise CaptureError(f"The capture proxy cannot listen on {self._host}:{self._port}: {exc}") from exc
 
     def _stop_late(self, started: concurrent.futures.Future[None]) -> None:
@@ -116,7 +121,29 @@ class ProxyListener(ABC):
         self.run(self._shut())
         self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join()
-        self._thread = None
+        self._thread = self._runner = None
+
+    # On many cores, a change of threads costs more than most steps of a call: both threads want the interpreter lock,
+    # and the kernel wakes another core. So callers with a loop of their own need no second thread.
+    @contextlib.asynccontextmanager
+    async def on_this_loop(self) -> AsyncIterator[Self]:
+        """Answer requests of this process on the running loop: the server has no thread and no address.
+
+        Raises:
+            CaptureError: The server runs already.
+        """
+        self._require_stopped()
+        self._loop, self._runner = asyncio.get_running_loop(), threading.current_thread()
+        try:
+            await self.on_listening()
+            yield self
+        finally:
+            await self._shut()
+            self._loop = self._runner = None
+
+    def _require_stopped(self) -> None:
+        if self._runner is not None:
+            raise CaptureError("The capture server runs already.")
 
     @property
     def url(self) -> str:
@@ -140,16 +167,29 @@ class ProxyListener(ABC):
 
     def run(self, work: Coroutine[Any, Any, T]) -> T:
         """Run a coroutine on the server's loop from another thread, and wait for it."""
-        return self._submit(work).result()
-
-    def _submit(self, work: Coroutine[Any, Any, T]) -> concurrent.futures.Future[T]:
-        if self._thread is None or self._loop is None or self._loop.is_closed():
-            work.close()
-            raise CaptureError("The capture server does not run.")
-        if threading.current_thread() is self._thread:
+        if threading.current_thread() is self._runner:
             work.close()
             raise CaptureError("This would wait for itself: call it from another thread.")
-        return asyncio.run_coroutine_threadsafe(work, self._loop)
+        return self._submit(work).result()
+
+    async def run_here(self, work: Coroutine[Any, Any, T]) -> T:
+        """Run a coroutine on the server's loop, and wait for it in the running loop, which may be the same."""
+        if asyncio.get_running_loop() is self._loop:
+            return await work
+        return await asyncio.wrap_future(self._submit(work))
+
+    def _submit(self, work: Coroutine[Any, Any, T]) -> concurrent.futures.Future[T]:
+        try:
+            loop = self._running_loop()
+        except CaptureError:
+            work.close()
+            raise
+        return asyncio.run_coroutine_threadsafe(work, loop)
+
+    def _running_loop(self) -> asyncio.AbstractEventLoop:
+        if self._runner is None or self._loop is None or self._loop.is_closed():
+            raise CaptureError("The capture server does not run.")
+        return self._loop
 
     def schedule(self, work: Coroutine[Any, Any, object]) -> None:
         """Run a coroutine on the server's loop, without waiting for it; drop it if the loop has ended."""
@@ -158,28 +198,63 @@ class ProxyListener(ABC):
         else:
             asyncio.run_coroutine_threadsafe(work, self._loop)
 
-    # A request from this process has one hop to the server's loop and one back. A connection to this server would cost
-    # several times as much as the call itself.
+    # A connection to this server would cost several times as much as the call itself. If the caller has another loop,
+    # its request has one hop to the server's loop and one back.
     #
-    #   the caller's loop                      the server's loop
+    #   the caller's loop                      the server's loop, or the same
     #     answer_here -- handle -------------> answer_sandbox, `answer_here` waits for `answered`
     #                 <------- answered ------
     #     cancelled, or too late: hang_up ---> the call ends as if its agent had hung up
     async def answer_here(self, request: AgentRequest, reply: LocalReply, timeout_s: float | None = None) -> None:
-        """Answer a request from another event loop of this process.
+        """Answer a request from an event loop of this process.
 
         Raises:
             CaptureError: The server does not run, or the answer takes longer than `timeout_s`.
         """
-        server = self._loop
-        if self._thread is None or server is None or server.is_closed():
-            raise CaptureError("The capture server does not run.")
-        caller = asyncio.get_running_loop()
+        server, caller = self._running_loop(), asyncio.get_running_loop()
         answered: asyncio.Future[None] = caller.create_future()
 
         def wake() -> None:
             if not answered.done():
                 answered.set_result(None)
+
+        def wake_caller() -> None:
+            with contextlib.suppress(RuntimeError):  # the caller's loop has ended
+                caller.call_soon_threadsafe(wake)
+
+        is_here = server is caller
+        self._begin_request(request, reply, wake if is_here else wake_caller, is_here=is_here)
+        try:
+            await asyncio.wait((answered,), timeout=timeout_s)
+        finally:
+            if not answered.done():
+                self._hang_up(reply, is_here=is_here)
+        if not answered.done():
+            raise CaptureError(f"The model call has no answer after {timeout_s:g} s.")
+
+    def answer_and_wait(self, request: AgentRequest, reply: LocalReply, timeout_s: float) -> None:
+        """Answer a request from a thread without an event loop.
+
+        Raises:
+            CaptureError: The server does not run, or the answer takes longer than `timeout_s`.
+        """
+        if threading.current_thread() is self._runner:
+            raise CaptureError("This would wait for itself: call it from another thread.")
+        answered = threading.Event()
+        self._begin_request(request, reply, answered.set, is_here=False)
+        try:
+            answered.wait(timeout_s)
+        finally:
+            if not answered.is_set():
+                self._hang_up(reply, is_here=False)
+        if not answered.is_set():
+            raise CaptureError(f"The model call has no answer after {timeout_s:g} s.")
+
+    def _begin_request(
+        self, request: AgentRequest, reply: LocalReply, wake: Callable[[], None], *, is_here: bool
+    ) -> None:
+        """Begin to answer a request on the server's loop; `wake` is called there at its end."""
+        server = self._running_loop()
 
         async def handle() -> None:
             try:
@@ -192,18 +267,21 @@ class ProxyListener(ABC):
             finally:
                 if not reply.ended:
                     reply.abort()
-                with contextlib.suppress(RuntimeError):  # the caller's loop has ended
-                    caller.call_soon_threadsafe(wake)
+                wake()
 
-        try:
+        # A task also on the caller's loop: stopping a call must not cancel its caller.
+        if is_here:
+            self._keep(server.create_task(handle()))
+        else:
             server.call_soon_threadsafe(lambda: self._keep(server.create_task(handle())))
-            await asyncio.wait((answered,), timeout=timeout_s)
-        finally:
-            if not answered.done():
-                with contextlib.suppress(RuntimeError):
-                    server.call_soon_threadsafe(reply.hang_up)
-        if not answered.done():
-            raise CaptureError(f"The model call has no answer after {timeout_s:g} s.")
+
+    def _hang_up(self, reply: LocalReply, *, is_here: bool) -> None:
+        """End a call whose caller no longer waits."""
+        if is_here:
+            reply.hang_up()
+            return
+        with contextlib.suppress(CaptureError, RuntimeError):  # the server has ended, and its calls with it
+            self._running_loop().call_soon_threadsafe(reply.hang_up)
 
     def _keep(self, task: asyncio.Task[None]) -> None:
         """Hold a reference to a task until it ends: a loop has weak ones only."""
@@ -212,7 +290,7 @@ class ProxyListener(ABC):
 
     def use_loop(self, loop: asyncio.AbstractEventLoop) -> None:
         """Use the loop of an ASGI server, unless the server has its own."""
-        if self._thread is None:
+        if self._runner is None:
             self._loop = loop
 
     @property

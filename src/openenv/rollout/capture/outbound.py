@@ -161,6 +161,8 @@ class _EndpointConnection(asyncio.Protocol):
             self._waiter = None
 
     def _time_out(self) -> None:
+        if self._waiter is None or self._waiter.done():  # bytes came, but the loop was busy until now
+            return
         self._fail(EndpointError(f"the endpoint said nothing for {self._timeout_s:g} s", kind="timeout"))
 
     def _wake(self) -> None:

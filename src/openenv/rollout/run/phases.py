@@ -40,7 +40,6 @@ one to the other.
 
 from __future__ import annotations
 
-import asyncio
 import concurrent.futures
 import contextlib
 import logging
@@ -228,7 +227,7 @@ class ModelAccess:
             raise CaptureError("the agent has no model")
         late = time.monotonic() + timeout_s
         try:
-            reply = asyncio.run(self._capture.post(path, body, timeout_s=timeout_s))
+            reply = self._capture.post_and_wait(path, body, timeout_s=timeout_s)
         except CaptureError:
             if time.monotonic() < late:
                 raise
