@@ -310,7 +310,7 @@ class Wire:
     def __init__(self, url: str) -> None:
         # The server ends idle connections after 5 s: one that was idle for nearly as long must not be used again.
         limits = httpx2.Limits(keepalive_expiry=2)
-        self.http = httpx2.Client(base_url=url, trust_env=False, timeout=30, limits=limits)
+        self.http = httpx2.Client(base_url=url, trust_env=False, timeout=120, limits=limits)
         self._ids = 0
 
     def next_id(self) -> int:

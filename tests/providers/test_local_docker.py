@@ -232,7 +232,7 @@ def test_a_port_that_is_taken_is_reported_with_what_to_do_and_leaves_nothing(
 def test_a_network_that_publishes_nothing_is_reported(
     provider: LocalDockerProvider, image: str, left_behind: LeftBehind
 ) -> None:
-    with pytest.raises(RuntimeError, match="publishes none"):
+    with pytest.raises(RuntimeError, match="network does not publish ports"):
         provider.start_container(image, network="none")
     assert left_behind() == []
 

@@ -74,7 +74,7 @@ def test_replicas_are_started_awaited_and_gone_afterwards(
     assert task["ContainerSpec"]["Env"] == ["GREETING=hello, all"]
     assert service["Labels"]["run"] == "7"
     assert service["Labels"]["openenv.provider"] == "swarm"
-    wait_until(lambda: len(provider.urls) == 2)
+    wait_until(lambda: len(provider.urls) == 2, 120)
     for one in provider.urls:
         wait_until(lambda one=one: ask_health(one, 5) is None)  # type: ignore[misc]
     wait_until(lambda: "serving hello, all" in provider.log())

@@ -118,6 +118,10 @@ def _bubblewrap(folder: Path) -> list[str]:
             words += ["--ro-bind", str(entry), str(entry)]
     for name, place in FOLDERS.items():
         words += ["--bind", str(folder / name), place]
+    # Installed environments bring this program; an image that has it is served by it, and these images do not have it.
+    server = Path(sys.executable).with_name("server")
+    if server.exists():
+        words += ["--ro-bind", os.devnull, str(server)]
     return [*words, "--proc", "/proc", "--dev", "/dev", "--chdir", "/"]
 
 

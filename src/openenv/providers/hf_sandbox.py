@@ -239,7 +239,7 @@ class AuthProxy:
             await send({"type": "websocket.close", "code": 1013, "reason": "the sandbox cannot be reached"})
             return
         await send({"type": "websocket.accept", "subprotocol": upstream.subprotocol})
-        async with contextlib.aclosing(upstream):
+        async with upstream:
             upward = asyncio.ensure_future(_upward(receive, upstream))
             downward = asyncio.ensure_future(_downward(upstream, send))
             try:
