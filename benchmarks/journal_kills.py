@@ -8,8 +8,10 @@
     python benchmarks/journal_kills.py repeat --rollouts 1000 --concurrency 64
 
     this process ──fork──> engine: run_many(resume=True) with its proxy, sandboxes and store
-        └── the engine kills itself (signal 9) before, in the middle of, or after a random write to a journal, or at a
-            random time. Each rollout that runs then counts as one kill. Then the next engine, until all have ended.
+        └── the engine kills itself (signal 9): before, in the middle of, or after a random write to a journal, or at a
+            random time; or it kills a worker process (`--how worker`) or a sandbox (`--how sandbox`). Each rollout
+            that a kill of an engine interrupts counts, by the last entry of its journal. Then the next engine, until
+            all rollouts have ended.
 
 The scripted model is another process, which nobody kills; each of its answers depends on the request's seed.
 """
@@ -17,10 +19,11 @@ The scripted model is another process, which nobody kills; each of its answers d
 from __future__ import annotations
 
 import argparse
-import json
+import itertools
 import os
 import random
 import resource
+import shutil
 import signal
 import subprocess
 import sys
@@ -29,31 +32,36 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 import openenv.rollout.capture.capture_server  # noqa: F401  loaded before the fork, so that no engine loads it
 from openenv.rollout import Model, Outcome, RolloutStore, Sampling, StoredRollout, Task, run_many
 from openenv.rollout.agents.shell_chat import ShellChat
-from openenv.rollout.capture.records import FILE, Recorder
+from openenv.rollout.capture.records import FILE, Recorder, _entries_in
 from openenv.rollout.store.comparison import compare_stores
 from openenv.rollout.tasks.model_parameters import Dialect
 from openenv.sandboxes.local import LocalSandboxes
 from openenv.testing.scripted.agent_scripts import AGENTS
 from openenv.testing.scripted.script import Script, Turn
 
-How = Literal["before", "torn", "after", "time"]
+How = Literal["before", "torn", "after", "time", "worker", "sandbox"]
 COMPLETE = b'"how":"complete"'
+PROGRAMS: dict[How, bytes] = {"worker": b"process_engine", "sandbox": b"init_process"}
+"""A part of the command line of a child that is killed."""
 
 
 @dataclass(slots=True)
 class Result:
     """What the kills did."""
 
-    engines: int = 0
+    killed: Counter[How] = field(default_factory=Counter)
+    """The killed processes."""
     kills: int = 0
+    """The rollouts that these kills interrupted."""
     positions: Counter[str] = field(default_factory=Counter)
     """The kills by the last entry of the journal."""
     rollouts: int = 0
@@ -117,6 +125,7 @@ class Plan:
     turns: int
     longest_s: float = 1.0
     """The longest time after which an engine kills itself."""
+    hows: tuple[How, ...] = ("before", "torn", "after", "time")
     entries: int = 20
     """The entries that a rollout writes, about four for each call and one for each piece of a slow answer."""
 
@@ -132,36 +141,52 @@ class Plan:
                 store=store,
                 seed=7,
                 concurrency=self.concurrency,
+                processes=2 if "worker" in self.hows else None,
                 validate_checks=False,
                 resume=True,
             )
 
 
 def kill_at(how: How, count: int, seconds: float) -> None:
-    """Let this process kill itself at a write to a journal, or after a time."""
-    left = count
+    """Let this process kill itself at a write to a journal, or itself or one of its children after a time."""
+    numbers = itertools.count(1)  # many threads write: each gets its own number, and only one thread kills
     write = Recorder._write
 
     def die() -> None:
         os.kill(os.getpid(), signal.SIGKILL)
 
     def killing(self: Recorder, data: bytes) -> None:
-        nonlocal left
-        left -= 1
-        if left == 0 and how == "torn":
+        is_last = next(numbers) == count
+        if is_last and how == "torn":
             write(self, data[: random.randrange(1, len(data))])
-        if left == 0 and how != "after":
+        if is_last and how != "after":
             die()
         write(self, data)
-        if left == 0:
+        if is_last:
             die()
 
-    if how == "time":
-        timer = threading.Timer(seconds, die)
-        timer.daemon = True
-        timer.start()
-    else:
+    if how in ("before", "torn", "after"):
         Recorder._write = killing  # type: ignore[method-assign]
+        return
+    timer = threading.Timer(seconds, die if how == "time" else partial(kill_child, how))
+    timer.daemon = True
+    timer.start()
+
+
+def kill_child(how: How) -> None:
+    """Kill a process below this one: a worker with its engine and its proxy, or the first process of a sandbox."""
+    children: list[int] = []
+    waiting = [os.getpid()]
+    while waiting:
+        for file in Path(f"/proc/{waiting.pop()}/task").glob("*/children"):
+            with suppress(OSError):
+                waiting += map(int, file.read_text().split())
+                children += map(int, file.read_text().split())
+    for child in random.sample(children, len(children)):
+        with suppress(OSError):
+            if PROGRAMS[how] in Path(f"/proc/{child}/cmdline").read_bytes():
+                os.kill(child, signal.SIGKILL)
+                return
 
 
 def forked(plan: Plan, folder: Path, how: How | None, count: int, seconds: float) -> int:
@@ -199,31 +224,27 @@ def note_kill(folder: Path, result: Result) -> None:
 
 
 def last_entry(journal: Path) -> str:
-    """Return the kind of the last line in a journal, `torn` for a half one."""
+    """Return the kind of the last entry in a journal, and whether half of another one follows."""
     if not journal.exists():
         return "no journal"
-    data = journal.read_bytes()
-    if not data.endswith(b"\n"):
-        return "torn"
-    for line in reversed(data.splitlines()):
-        try:
-            kind = json.loads(line).get("k")
-        except ValueError:
-            continue
-        if isinstance(kind, str):
-            return kind
-    return "empty"
+    entries, size = _entries_in(data := journal.read_bytes())
+    if not entries:
+        return "empty"
+    head = entries[-1].head
+    kind = f"event of phase {head['phase']}" if head["k"] == "event" else str(head["k"])
+    return f"torn after {head['k']}" if size < len(data) else kind
 
 
 def kill_until_done(plan: Plan, folder: Path, draw: random.Random, most: int, result: Result) -> None:
     """Kill engines until the rollouts have ended, or until enough rollouts were killed; then let the last one end."""
     while True:
         enough = result.kills >= most
-        how: How | None = None if enough else draw.choice(("before", "torn", "after", "time"))
+        how = None if enough else draw.choice(plan.hows)
         # An eighth of the entries, because a replayed answer needs only one.
         count = draw.randrange(1, 3 * plan.concurrency + plan.concurrency * plan.entries // 8)
         status = forked(plan, folder, how, count, draw.uniform(0.0, plan.longest_s))
-        result.engines += 1
+        if how is not None:
+            result.killed[how] += 1
         if os.WIFEXITED(status):
             if os.WEXITSTATUS(status):
                 raise SystemExit(f"an engine failed: {folder.with_suffix('.log').read_text()[-4000:]}")
@@ -242,6 +263,7 @@ def kills(options: argparse.Namespace, folder: Path) -> bool:
     turns = options.turns
     with served(script_of(options.agent, turns, options.token_delay), folder, options.dialect) as model:
         plan = Plan(model, options.agent, tasks_of(options.rollouts, turns), options.concurrency, turns)
+        plan = replace(plan, hows=tuple(options.how.split(",")))
         began, before = time.monotonic(), resource.getrusage(resource.RUSAGE_CHILDREN)
         if forked(plan, folder / "whole", None, 0, 0.0) != 0:
             raise SystemExit((folder / "whole.log").read_text()[-4000:])
@@ -259,6 +281,8 @@ def kills(options: argparse.Namespace, folder: Path) -> bool:
             kill_until_done(plan, killed, draw, options.kills, result)
             with RolloutStore(folder / "whole") as whole, RolloutStore(killed) as store:
                 comparison = compare_stores(whole, store)
+                if comparison.differences and options.keep is not None:
+                    shutil.copytree(folder, options.keep / f"{os.getpid()}-{result.rounds}")
                 result.rollouts += store.count()
                 result.lost += options.rollouts - store.count() + len(store.interrupted())
                 result.sampled_twice += answers_in(store) - answers_in(whole)
@@ -270,11 +294,13 @@ def kills(options: argparse.Namespace, folder: Path) -> bool:
                         print("  ", record.task.task_id, record.outcome.status, record.outcome.reason)
             print(f"round {result.rounds}: {result.kills} kills so far, {time.monotonic() - began:.0f} s", flush=True)
     print(
-        f"{options.agent}: {result.kills} kills of rollouts ({result.engines} engines) over {result.rollouts} rollouts "
-        f"with {turns + 1} calls in {result.rounds} rounds: {result.sampled_twice} answers sampled twice, "
-        f"{result.lost} lost, {result.differences} different"
+        f"{options.agent}: {sum(result.killed.values())} killed processes interrupted rollouts {result.kills} times, "
+        f"over {result.rollouts} rollouts with {turns + 1} calls in {result.rounds} rounds: {result.sampled_twice} "
+        f"answers sampled twice, {result.lost} lost, {result.differences} different"
     )
-    print("last entry of the journal:", ", ".join(f"{kind} {count}" for kind, count in result.positions.most_common()))
+    for title, counts in (("killed", result.killed), ("last entry of the journal", result.positions)):
+        print(f"\n| {title} | count |\n|---|---:|")
+        print("\n".join(f"| {name} | {count} |" for name, count in sorted(counts.items())))
     return result.is_exact()
 
 
@@ -380,6 +406,8 @@ def main() -> None:
     parser.add_argument("--concurrency", type=int, default=25)
     parser.add_argument("--engines", type=int, default=12, help="kills of the second run of `repeat`")
     parser.add_argument("--delay", type=float, default=0.2, help="seconds of each answer in `branches`")
+    parser.add_argument("--how", default="before,torn,after,time", help=f"kinds of kills: {', '.join(get_args(How))}")
+    parser.add_argument("--keep", type=Path, help="a folder for copies of the stores with a difference")
     parser.add_argument("--seed", type=int, default=1)
     options = parser.parse_args()
     part = {"kills": kills, "branches": branches, "overhead": overhead, "repeat": repeat}[options.part]

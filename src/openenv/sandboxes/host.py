@@ -4,6 +4,7 @@ Standard library only. Knows processes, folders and descriptors; must not know s
 
 - `ProcessOwner`: a label that names one process for good, on sandboxes, containers and control groups.
 - `scratch`: folders that end with their process, and file locks.
+- `sync_path`: what was written survives a power cut.
 - `ConnectionQuota`, `limit_inside`: file descriptors, shared fairly.
 - `listen_in`, `limit_terminals`: actions of root in the namespaces of a sandbox.
 """
@@ -144,6 +145,15 @@ def try_locked(path: Path) -> int | None:
             return None
         raise
     return handle
+
+
+def sync_path(path: Path) -> None:
+    """Wait until the disk has the content of a file, or the names in a folder."""
+    handle = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
 
 
 def is_locked(path: Path) -> bool:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable
 from typing import Any
 
@@ -645,6 +646,7 @@ def test_records_of_an_older_version_are_read_with_the_reason(agent: Any) -> Non
     file = agent.capture.path / "calls.log"
     data = file.read_bytes()
     assert b'"not_trainable":["messages: forced prefix"],' in data
+    data = re.sub(rb'"c":"[0-9a-f]{8}",', b"", data)  # nor did it write checksums
     file.write_bytes(data.replace(b'"not_trainable":["messages: forced prefix"],', b""))
     assert agent.capture.calls()[0].not_trainable == ("messages: forced prefix",)
 

@@ -123,6 +123,47 @@ def test_a_kill_at_any_entry_loses_no_answer_and_leaves_the_same_rollout(
     assert recording.torn_bytes == 0
 
 
+DAMAGE: dict[str, Callable[[bytes], bytes]] = {
+    "a torn entry, and whole ones after it": lambda data: data.replace(b'"how":"complete"', b'"how":"com', 1),
+    "a changed answer": lambda data: data.replace(b"chat.completion", b"chat.completio2", 1),
+    "a lost payload": lambda data: data[: data.index(b'{"c":"', 900)] + data[data.rindex(b'{"c":"') - 40 :],
+    "zeros in the middle": lambda data: data[:900] + bytes(512) + data[1412:],
+}
+
+
+@pytest.mark.parametrize("damage", DAMAGE)
+def test_a_damaged_journal_is_refused_and_nothing_of_it_is_used(conversation: Any, engine: Any, damage: str) -> None:
+    """Without checksums, the calls after the damage were missing, and the rest counted as the whole rollout."""
+    first = conversation("r")
+    first.ask(3)
+    kill(first)
+    file = first.capture.path / FILE
+    data = DAMAGE[damage](file.read_bytes())
+    file.write_bytes(data)
+    with pytest.raises(
+        CaptureError, match=r"calls\.log is damaged: .*no whole entry from byte \d+ to byte \d+; run the"
+    ):
+        first.capture.recording()
+    with pytest.raises(CaptureError, match="is damaged"):
+        conversation("r", again=True)
+    with pytest.raises(CaptureError, match="is damaged"):
+        conversation("branch", BranchPoint("r", 1))
+    assert file.read_bytes() == data, "it is kept for its owner"
+    assert len(engine.requests) == 3
+
+
+def test_garbage_after_the_last_whole_entry_is_dropped(conversation: Any, engine: Any) -> None:
+    """A power cut leaves zeros, or a piece of what was written last."""
+    first = conversation("r")
+    answers = first.ask(2)
+    kill(first)
+    file = first.capture.path / FILE
+    file.write_bytes(file.read_bytes() + bytes(700) + b"\n" + bytes(20))
+    again = conversation("r", again=True)
+    assert again.ask(3)[:2] == answers
+    assert (len(engine.requests), again.capture.recording().torn_bytes) == (3, 0)
+
+
 def test_a_rollout_can_be_interrupted_again_and_again(conversation: Any, engine: Any) -> None:
     first = conversation("r")
     answers = first.ask(1)

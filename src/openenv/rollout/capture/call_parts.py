@@ -12,6 +12,7 @@ Knows the budget and the records of the rollout. Knows nothing of answers or con
 
 from __future__ import annotations
 
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
 from .call_request import CallRequest, PreparedRequest
@@ -33,6 +34,8 @@ class Services:
     endpoints: Endpoints
     policy_header: str
     backoff_s: float = 0.5
+    disk: ThreadPoolExecutor | None = None
+    """Waits for the disk, outside of the loop."""
 
     @property
     def retries(self) -> RetryPolicy:

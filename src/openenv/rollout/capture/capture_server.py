@@ -23,6 +23,7 @@ import ssl
 import threading
 import weakref
 from collections.abc import Callable, Coroutine, Iterable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -59,6 +60,7 @@ from .replay import Replay
 from .training_trace import RolloutTurn, Sequence
 
 SWEEP_S = 5.0
+_DISK_THREADS = 4  # file systems write several waiting files at once
 ProxyOrder = Literal["hold", "pause", "resume"]
 """The methods of `CaptureServer` that another process may call."""
 _ID = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,127}")
@@ -192,6 +194,9 @@ class CaptureOptions:
     """The parent of the unix socket's folder; by default the system's folder for temporary files."""
     holds_calls: bool = False
     """Whether each `Capture` also holds its calls in memory, for a trainer that needs them at once."""
+    is_durable: bool = False
+    """Whether the disk has an answer before the agent does, so that no power cut makes a resumed rollout sample an
+    answer again that its agent has acted on. For records that another process may continue."""
 
 
 def _new_key() -> str:
@@ -236,7 +241,9 @@ class CaptureServer(ProxyListener):
         self._registry = RolloutRegistry(options.closed_ttl_s)
         self._holds_calls = options.holds_calls
         self._endpoints = Endpoints(options.tls)
-        self._services = Services(self._endpoints, options.policy_header.lower(), options.backoff_s)
+        self._is_durable = options.is_durable
+        self._disk = ThreadPoolExecutor(_DISK_THREADS, "openenv-journal")
+        self._services = Services(self._endpoints, options.policy_header.lower(), options.backoff_s, self._disk)
         self._agent_routes = AgentRoutes(self._registry, self._services)
         self._admin_routes: AdminRoutes | None = None
         if options.admin_key:
@@ -350,7 +357,7 @@ class CaptureServer(ProxyListener):
         rollout_id = rollout_id or secrets.token_hex(16)
         if not _ID.fullmatch(rollout_id):
             raise CaptureError(f"{rollout_id!r} cannot be the id of a rollout: letters, digits, '.', '_', '-' can.")
-        recorder = Recorder(self.root / rollout_id / FILE)
+        recorder = Recorder(self.root / rollout_id / FILE, is_durable=self._is_durable)
         if self._holds_calls:
             recorder.hold()
         return CapturedRollout(rollout_id, b"", model, Spending(budget), recorder, traits)
@@ -501,6 +508,7 @@ class CaptureServer(ProxyListener):
         for rollout in self._registry.all():
             await self.finish(rollout)
         self._endpoints.close()
+        self._disk.shutdown(wait=False)
         with self._root_lock:
             self._scratch.close()
             if self.has_temporary_root:

@@ -1,6 +1,7 @@
 """One model call on its way through the proxy: to the endpoint, into the records, and back to the agent.
 
-Each piece of an answer is on disk before the agent sees it. Each call that began has an end on disk, however it ended:
+Each piece of an answer is in the records before the agent sees it, and the disk has written the whole answer before the
+agent gets its last piece. Each call that began has an end on disk, however it ended:
 
     agent                     proxy                                records              endpoint
       | POST /v1/messages ---> | remove parameters that agents may not set,                 |
@@ -220,3 +221,5 @@ class ProxiedCall:
             ledger.policy_changed = last is not None and last != ledger.policy
         ledger.settle("complete")
         self._is_complete = True
+        if rollout.recorder.is_durable and self._recorded is None:
+            await asyncio.get_running_loop().run_in_executor(self._call.services.disk, rollout.recorder.sync)

@@ -4,7 +4,11 @@ An entry is a line of JSON. If the line has `len`, that number of bytes and a li
 entry, `n` the number of its call. Each message, tool and long text is in the file once: the items of all `new` lists
 are numbered from 0 over the whole file, and requests refer to them by runs, [first, count].
 
-    {"k":"open","v":1,"at":1794805356.7,"rollout_id":"r1","metadata":{},"model":{...},"budget":{...}}
+Every entry begins with its checksum `c`, the CRC-32 of its bytes after it; the other lines below leave it out. An entry
+that fails its checksum is torn if it is the last one, and is dropped when the rollout goes on. With whole entries after
+it, the file is damaged, and nothing of it is used.
+
+    {"c":"5d41402a","k":"open","v":1,"at":1794805356.7,"rollout_id":"r1","metadata":{},"model":{...},"budget":{...}}
     {"k":"call","n":1,"at":1794805357.6,"dialect":"anthropic","to":"openai_chat","path":"/v1/messages","stream":true,
      "not_trainable":[],"removed":["temperature"],"len":249}
     {"asked":{"stream":true,"messages":{"$items":[[0,1]]}},"sent":{"set":{"logprobs":true,...},"unset":[]},"new":[{"role":...}]}
@@ -33,6 +37,7 @@ import itertools
 import os
 import threading
 import time
+import zlib
 from array import array
 from collections import abc, deque
 from collections.abc import Iterator, Mapping
@@ -41,6 +46,7 @@ from pathlib import Path
 from typing import Any, cast
 
 from openenv.errors import CaptureError
+from openenv.sandboxes.host import sync_path
 
 from ..tasks.model_parameters import (
     AgentDialectName,
@@ -97,11 +103,16 @@ class RecordsTooLarge(CaptureError):
 class Recorder:
     """Appends entries to a rollout's file, from any thread. The file is open only during calls.
 
-    When a method returns, the kernel has the entry: it survives a killed process, but not a power cut.
+    When a method returns, the kernel has the entry: it survives a killed process. After `sync` it survives a power cut.
+
+    Args:
+        path: The file.
+        is_durable: Whether `sync` waits for the disk; pass False for a file that no other process needs.
     """
 
-    def __init__(self, path: Path) -> None:
-        self._path = path
+    def __init__(self, path: Path, *, is_durable: bool = False) -> None:
+        self._path, self.is_durable = path, is_durable
+        self._is_new = False
         # Open only during calls: a proxy may serve more rollouts than it may open files.
         self._fd: int | None = None
         self._users = 0
@@ -139,6 +150,29 @@ class Recorder:
         except OSError as exc:
             raise CaptureError(f"Cannot make {self._path}: {exc}") from exc
         self.note("open", v=1, **about)
+        self._is_new = True
+
+    def sync(self) -> None:
+        """Wait until the disk has all entries so far.
+
+        Raises:
+            JournalFull: The disk could not write them.
+        """
+        if not self.is_durable:
+            return
+        self._acquire()
+        try:
+            assert self._fd is not None, "`_acquire` has opened it"
+            _fdatasync(self._fd)  # outside of the lock: it takes milliseconds
+            if self._is_new:
+                for folder in (self._path.parent, self._path.parent.parent):  # the names of the file and its folder
+                    sync_path(folder)
+                self._is_new = False
+        except OSError as exc:
+            self.failure = self.failure or f"The disk cannot write the records: {exc.strerror or exc}"
+            raise JournalFull(self.failure) from exc
+        finally:
+            self.release()
 
     def reopen(self) -> RecordingBuilder:
         """Continue the file of an interrupted rollout, without a torn entry at its end; return what it has so far.
@@ -221,7 +255,7 @@ class Recorder:
     # Nothing depends on an event. So one that cannot be written is no missing record, which would discard the rollout.
     def event(self, fields: Json) -> None:
         """Record an event of the rollout: a phase, the result of a setup line, a command. Errors are ignored."""
-        line = dumps({"k": "event", **fields, "at": time.time()}) + b"\n"
+        line = _entry_bytes({"k": "event", **fields, "at": time.time()})
         with self._lock, contextlib.suppress(JournalFull):
             self._acquire()
             try:
@@ -266,14 +300,14 @@ class Recorder:
         Raises:
             JournalFull: The entry could not be written. A note of the failure precedes the next successful entry.
         """
-        line = dumps({**head, "len": len(payload)}) + b"\n" + payload + b"\n" if payload else dumps(head) + b"\n"
+        line = _entry_bytes(head, payload)
         with self._lock:
             # A failed entry leaves no trace in the file. Without the note, a reader would take the records for
             # complete, and a trainer would train on them.
             try:
                 if self._owes_note:
                     note = {"k": "note", "what": "failed", "reason": self.failure, "at": time.time()}
-                    self._write(dumps(note) + b"\n")
+                    self._write(_entry_bytes(note))
                     self._owes_note = False
                     if self.held is not None:
                         self.held.take(JournalEntry(note))
@@ -748,28 +782,61 @@ class JournalEntry:
         return cast("Json", loads(self.payload)) if self.parsed is None else self.parsed
 
 
+_CHECKED = b'{"c":"'
+_CHECKED_SIZE = len(b'{"c":"5d41402a",')
+_fdatasync = getattr(os, "fdatasync", os.fsync)  # macOS lacks it
+
+
+def _entry_bytes(head: Json, payload: bytes = b"") -> bytes:
+    """Return an entry as it stands in the file."""
+    # {"c":"5d41402a","k":"up","n":1,"len":12}\n <12 bytes> \n
+    #                ^------------- checksum of -------------^
+    body = dumps({**head, "len": len(payload)}) + b"\n" + payload + b"\n" if payload else dumps(head) + b"\n"
+    body = body[1:]
+    return b'%s%08x",%s' % (_CHECKED, zlib.crc32(body), body)
+
+
+def _entry_at(data: bytes, position: int) -> tuple[JournalEntry, int] | None:
+    """Return the entry at a position and its end; None if it is incomplete, or is not as it was written."""
+    end = data.find(b"\n", position)
+    head = load_object(data[position:end]) if end >= 0 else None
+    if head is None:
+        return None
+    length, start, payload = head.get("len"), end + 1, b""
+    end = start
+    if isinstance(length, int):
+        end = start + length + 1
+        # The line break after the payload proves that the payload is complete.
+        if data[end - 1 : end] != b"\n":
+            return None
+        payload = data[start : end - 1]
+    checksum = head.pop("c", None)  # older files have none
+    if checksum is not None and checksum != f"{zlib.crc32(memoryview(data)[position + _CHECKED_SIZE : end]):08x}":
+        return None
+    return JournalEntry(head, payload), end
+
+
 def _entries_in(data: bytes) -> tuple[list[JournalEntry], int]:
-    """Return the complete entries in the bytes of a file, and their total size."""
-    # {"k":"up","n":1,"len":12}\n <12 bytes> \n     an entry with a payload
-    # {"k":"end","n":1,"how":"complete"}\n          an entry without
-    # {"k":"up","n":2,"len":900}\n <340 bytes>      incomplete: not counted in the size, and read again later
+    """Return the complete entries in the bytes of a file, and their total size.
+
+    Raises:
+        ValueError: An entry was changed or cut off, and others come after it.
+    """
+    # An incomplete entry at the end is not counted in the size, and read again later: the writer was killed during a
+    # write, or is writing now.
     entries: list[JournalEntry] = []
     position = 0
     while position < len(data):
-        end = data.find(b"\n", position)
-        head = load_object(data[position:end]) if end >= 0 else None
-        if head is None:
-            break  # an incomplete line: the writer was killed during a write, or is writing now
-        length, start = head.get("len"), end + 1
-        if isinstance(length, int):
-            # The line break after the payload proves that the payload is complete.
-            if data[start + length : start + length + 1] != b"\n":
-                break
-            entries.append(JournalEntry(head, data[start : start + length]))
-            position = start + length + 1
-        else:
-            entries.append(JournalEntry(head))
-            position = start
+        entry = _entry_at(data, position)
+        if entry is None:
+            later = data.find(_CHECKED, position + 1)
+            while later >= 0:
+                if _entry_at(data, later) is not None:
+                    raise ValueError(f"no whole entry from byte {position} to byte {later}; run the rollout again")
+                later = data.find(_CHECKED, later + 1)
+            break
+        entries.append(entry[0])
+        position = entry[1]
     return entries, position
 
 
@@ -782,6 +849,7 @@ def read_events(folder: Path) -> list[Json]:
             head = load_object(line)
             if head is None:
                 break
+            head.pop("c", None)
             kind, at = head.pop("k", None), float(head.get("at") or 0.0)
             if kind in ("open", "resume"):
                 began = at
@@ -998,9 +1066,9 @@ class RecordingReader:
                 data = file.read()
         except OSError as exc:
             raise CaptureError(f"Cannot read {self._file}: {exc}") from exc
-        entries, size = _entries_in(data)
-        self.position += size
         with self._damage_named():
+            entries, size = _entries_in(data)
+            self.position += size
             for entry in entries:
                 self.builder.take(entry)
         self.recording.torn_bytes = len(data) - size

@@ -44,7 +44,7 @@ from openenv.rollout.run.validation import Validation
 from openenv.rollout.store.outcome import Outcome
 from openenv.rollout.store.store import RolloutStore, stored_outcome
 from openenv.rollout.tasks.task import BranchPoint, Task
-from openenv.sandboxes.host import try_locked
+from openenv.sandboxes.host import sync_path, try_locked
 
 if TYPE_CHECKING:
     from openenv.providers.ray_cluster import RayCluster
@@ -308,6 +308,7 @@ class RunFile:
                 entry = json.loads(line)
                 self._rollouts[int(entry["number"])] = str(entry["rollout_id"])
         os.lseek(handle, 0, os.SEEK_END)
+        sync_path(folder)
         if self._rollouts:
             os.write(handle, b"\n")  # ends a line that a killed process left torn
 
@@ -337,6 +338,7 @@ class RunFile:
     def begin(self, number: int, rollout_id: str) -> None:
         """Note the rollout of a task."""
         os.write(self._handle, json.dumps({"number": number, "rollout_id": rollout_id}).encode() + b"\n")
+        os.fsync(self._handle)  # after a power cut, the task must not begin a second rollout
 
 
 @dataclass(slots=True)

@@ -253,7 +253,9 @@ class Engine:
                 from openenv.rollout.capture.capture_server import CaptureOptions, CaptureServer
 
                 root = self._folder / "captures" if options.store is None else options.store.captures
-                proxy = CaptureServer(root, CaptureOptions(sockets=self._folder, holds_calls=True))
+                is_durable = isinstance(options.store, RolloutStore)
+                listening = CaptureOptions(sockets=self._folder, holds_calls=True, is_durable=is_durable)
+                proxy = CaptureServer(root, listening)
                 self._capture = stack.enter_context(proxy)
             self._stack = stack.pop_all()
         return self

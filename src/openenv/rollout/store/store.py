@@ -61,7 +61,7 @@ from openenv.rollout.store.rollout_index import (
 )
 from openenv.rollout.tasks.checks import AS_STORED
 from openenv.rollout.tasks.task import BranchPoint, Task
-from openenv.sandboxes.host import is_locked, open_locked, try_locked
+from openenv.sandboxes.host import is_locked, open_locked, sync_path, try_locked
 
 logger = logging.getLogger(__name__)
 
@@ -115,6 +115,7 @@ class ShardWriter:
             self._path = self._folder / f"{stamp}-{os.getpid()}-{secrets.token_hex(4)}.jsonl"
             self._handle = os.open(self._path, os.O_CREAT | os.O_EXCL | os.O_WRONLY | os.O_APPEND | os.O_CLOEXEC, 0o644)
             self._owner = os.getpid()
+            sync_path(self._folder)
         return self._handle
 
     def _truncate(self, handle: int, offset: int) -> None:
@@ -307,6 +308,8 @@ class RolloutStore:
                         "began_at": time.time(),
                     }
                     _replace(self._begun / f"{rollout_id}.json", json.dumps(begun).encode())
+                    for place in (folder, self._rollouts, self._begun):
+                        sync_path(place)
                 except OSError:
                     self._unmark(rollout_id)
                     shutil.rmtree(folder, ignore_errors=True)
@@ -409,6 +412,8 @@ class RolloutStore:
                 draft = place.with_name(f".{rollout_id}")
                 shutil.copytree(records, draft, dirs_exist_ok=True)
                 draft.rename(place)
+            for path in place.glob("*"):
+                sync_path(path)
 
     def add_verification(self, outcome: Outcome, task: Task, *, verdict: str | None = None) -> Record:
         """Append another verdict on a stored rollout. Earlier verdicts remain, and the first is still the default.
@@ -778,17 +783,17 @@ def _synced(path: Path) -> Iterator[IO[bytes]]:
 
 
 def _replace(target: Path, content: bytes) -> None:
-    """Write a file completely or not at all; it may be lost in a power failure."""
+    """Write a file completely or not at all."""
     target.parent.mkdir(exist_ok=True)
     draft = target.with_name(f".{target.name}")
-    draft.write_bytes(content)
+    with _synced(draft) as file:
+        file.write(content)
     draft.rename(target)
 
 
 def _copy(source: Path, target: Path) -> None:
     if source == target:  # already written here during the rollout
-        with source.open("rb") as file:
-            os.fsync(file.fileno())
+        sync_path(source)
         return
     draft = target.with_name(f".{target.name}")
     with source.open("rb") as original, _synced(draft) as file:
