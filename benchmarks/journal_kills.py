@@ -237,11 +237,12 @@ def last_entry(journal: Path) -> str:
 
 def kill_until_done(plan: Plan, folder: Path, draw: random.Random, most: int, result: Result) -> None:
     """Kill engines until the rollouts have ended, or until enough rollouts were killed; then let the last one end."""
+    printed = result.kills // 500
     while True:
         enough = result.kills >= most
         how = None if enough else draw.choice(plan.hows)
-        # An eighth of the entries, because a replayed answer needs only one.
-        count = draw.randrange(1, 3 * plan.concurrency + plan.concurrency * plan.entries // 8)
+        # At most the entries of all rollouts at once: rollouts that replay their answers must come further at times.
+        count = draw.randrange(1, plan.concurrency * plan.entries)
         status = forked(plan, folder, how, count, draw.uniform(0.0, plan.longest_s))
         if how is not None:
             result.killed[how] += 1
@@ -250,6 +251,9 @@ def kill_until_done(plan: Plan, folder: Path, draw: random.Random, most: int, re
                 raise SystemExit(f"an engine failed: {folder.with_suffix('.log').read_text()[-4000:]}")
             return
         note_kill(folder, result)
+        if result.kills // 500 > printed:
+            printed = result.kills // 500
+            print(f"  {sum(result.killed.values())} processes, {result.kills} rollouts", flush=True)
 
 
 def answers_in(store: RolloutStore) -> int:
@@ -270,7 +274,7 @@ def kills(options: argparse.Namespace, folder: Path) -> bool:
         with RolloutStore(folder / "whole") as whole:
             assert [each.outcome.reward for each in whole.records()] == [1.0] * options.rollouts
             assert answers_in(whole) >= options.rollouts * turns
-            written = sum(file.read_bytes().count(b'{"k":"') for file in whole.captures.glob(f"*/{FILE}"))
+            written = sum(file.read_bytes().count(b'{"c":"') for file in whole.captures.glob(f"*/{FILE}"))
         used = resource.getrusage(resource.RUSAGE_CHILDREN)
         plan = replace(plan, longest_s=time.monotonic() - began, entries=written // options.rollouts)
         cpu_s = used.ru_utime + used.ru_stime - before.ru_utime - before.ru_stime

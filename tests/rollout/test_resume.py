@@ -32,8 +32,9 @@ from openenv.rollout import (
     Task,
     resume_rollouts,
     run_many,
+    run_rollout,
 )
-from openenv.rollout.agents.base import Launch
+from openenv.rollout.agents.base import AgentRun, Launch, LoopTools
 from openenv.rollout.agents.builtin import Shell
 from openenv.rollout.agents.shell_chat import ShellChat
 from openenv.rollout.capture.records import FILE, JournalFull, Recorder, read, read_events
@@ -178,6 +179,45 @@ def test_an_engine_resumes_a_rollout_by_its_id(local: Sandboxes, scripted: Scrip
         assert store.get(interrupted).outcome == outcome
     with Engine(EngineOptions(agent="noop", sandbox=local)) as engine, pytest.raises(ValueError, match="pass store"):
         engine.resume("nothing")
+
+
+class KilledAgent(AskingAgent):
+    """Writes three answers down; after the second one its sandbox is killed, so many times."""
+
+    def __init__(self, kills: int) -> None:
+        self.kills = kills
+
+    def prepare(self, sandbox: Sandbox, run: AgentRun) -> Launch:
+        def loop(tools: LoopTools) -> int:
+            messages = [{"role": "user", "content": run.task.instruction}]
+            for number in range(3):
+                answer = tools.ask({"messages": messages})["choices"][0]["message"]
+                if number == 1 and self.kills > 0:
+                    self.kills -= 1
+                    sandbox.kill()
+                tools.run(f"echo '{answer['content']}' >> answers.txt", timeout_s=60.0, max_output=1000)
+                messages += [answer, {"role": "user", "content": f"result {number}"}]
+            return 0
+
+        return Launch(loop=loop)
+
+
+def test_a_rollout_whose_sandbox_is_killed_continues_in_a_fresh_one(
+    local: Sandboxes, scripted: ScriptedModel, tmp_path: Path
+) -> None:
+    """Once: an agent that kills its own sandbox does so again."""
+    with RolloutStore(tmp_path) as store:
+        common: dict[str, Any] = {"model": Model(**scripted.model()), "sandbox": local, "store": store, "seed": 7}
+        expected = run_rollout(TASKS[0], agent=KilledAgent(0), **common)
+        for kills, replayed, status in ((1, 2, "ok"), (2, 2, "policy_failed")):
+            before = len(scripted.played())
+            outcome = run_rollout(TASKS[0], agent=KilledAgent(kills), **common)
+            assert (outcome.status, outcome.metadata["replayed"]) == (status, replayed)
+            assert outcome.reward == (1.0 if status == "ok" else 0.0)
+            assert (outcome.files == expected.files) == (status == "ok")
+            assert len(scripted.played()) - before == (3 if status == "ok" else 2), "no answer is sampled twice"
+            assert answers_in(store, outcome.rollout_id) == len(outcome.turns)
+        assert store.interrupted() == []
 
 
 def _interrupted(folder: Path, scripted: ScriptedModel) -> tuple[str, int]:

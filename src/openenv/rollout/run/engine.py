@@ -36,7 +36,7 @@ from typing import TYPE_CHECKING, Any, ParamSpec, Protocol, TypedDict, TypeVar
 from typing_extensions import Unpack
 
 from openenv import settings
-from openenv.errors import CaptureError, RolloutCancelled, RolloutError
+from openenv.errors import CaptureError, RolloutCancelled, RolloutError, SandboxGone
 from openenv.rollout.agents.base import Agent, Installation
 from openenv.rollout.agents.base import agent as agent_by_name
 from openenv.rollout.agents.builtin import Noop, Oracle
@@ -456,16 +456,19 @@ class Engine:
             outcome = rollout.run()
         else:
             try:
-                capture = self._open_capture(self._capture, plan, model)
+                try:
+                    rollout, outcome, capture = self._run_recorded(
+                        replace(plan, may_restart=True), model, reporter, cancel
+                    )
+                except SandboxGone as exc:
+                    reporter.say(f"{exc} Starting again in a fresh sandbox")
+                    plan = replace(plan, is_resumed=True)
+                    shutil.rmtree(plan.folder)
+                    plan.folder.mkdir()
+                    rollout, outcome, capture = self._run_recorded(plan, model, reporter, cancel)
             except CaptureError as exc:
                 outcome = rollout.refuse("env_failed", str(exc))
             else:
-                access = ModelAccess(self._capture, capture)
-                if store is not None:
-                    reporter.journal = partial(_journal, capture)
-                rollout = RolloutRun(plan, access, reporter=reporter, cancel=cancel)
-                with capture, capture.rollout.recorder.opened():
-                    outcome = rollout.run()
                 # With a store, the sequences are read from its files. Without one, they go with the outcome, because
                 # the captured calls are removed with the engine's scratch folder.
                 if store is None:
@@ -478,6 +481,24 @@ class Engine:
         reporter.phase = "done"
         reporter.say(f"{outcome.status}, reward {outcome.reward}")
         return outcome
+
+    def _run_recorded(
+        self, plan: RolloutPlan, model: Model, reporter: Reporter, cancel: Cancellation
+    ) -> tuple[RolloutRun, Outcome, Capture]:
+        """Run a rollout with a journal.
+
+        Raises:
+            CaptureError: The journal cannot be opened.
+            SandboxGone: As in `RolloutRun.run`.
+        """
+        assert self._capture is not None
+        capture = self._open_capture(self._capture, plan, model)
+        access = ModelAccess(self._capture, capture)
+        if self.options.store is not None:
+            reporter.journal = partial(_journal, capture)
+        rollout = RolloutRun(plan, access, reporter=reporter, cancel=cancel)
+        with capture, capture.rollout.recorder.opened():
+            return rollout, rollout.run(), capture
 
     def _open_capture(self, proxy: CaptureServer, plan: RolloutPlan, model: Model) -> Capture:
         if plan.start is None and not plan.is_resumed:

@@ -26,8 +26,10 @@ one to the other.
 #   store    is done by the engine, after the outcome exists.
 #
 # Every failure after the agent has started counts as the agent's failure. Otherwise an agent could remove its failures
-# from the training data by breaking its rollout. Two controls that the agent cannot influence make exceptions:
+# from the training data by breaking its rollout. The agent cannot influence the exceptions:
 #
+#   the sandbox was killed             If model calls are recorded, the rollout runs once more in a fresh sandbox, and
+#                                      the agent gets the recorded answers.
 #   the sandbox or collecting failed   `_control_run` repeats the operation in a fresh sandbox with the initial files.
 #                                      If it fails there too, the rollout is sandbox_failed.
 #   a model call failed                `ModelAccess.ask_endpoint` sends a request from the host. If it gets no answer
@@ -446,6 +448,8 @@ class RolloutPlan:
     """The call of another rollout at which this one starts."""
     is_resumed: bool = False
     """Whether the rollout was interrupted and runs again: its agent gets its own recorded answers first."""
+    may_restart: bool = False
+    """Whether `RolloutRun.run` raises `SandboxGone`, because the rollout can run again from its journal."""
 
 
 class RolloutRun:
@@ -476,7 +480,11 @@ class RolloutRun:
         self.log = plan.log or plan.folder / "agent.log"
 
     def run(self) -> Outcome:
-        """Run all phases; failures become labels."""
+        """Run all phases; failures become labels.
+
+        Raises:
+            SandboxGone: A sandbox was killed, and the plan says that the rollout may restart.
+        """
         started_at = time.time()
         complete = False
         try:
@@ -488,6 +496,8 @@ class RolloutRun:
         except RolloutCancelled as stop:
             self._set(Label("cancelled", str(stop)))
         except SandboxError as exc:
+            if self._can_restart(exc):
+                raise
             self._set(Label("sandbox_failed", str(exc)))
         except (RolloutError, OSError) as exc:
             self._set(Label("env_failed", str(exc)))
@@ -524,6 +534,8 @@ class RolloutRun:
         elif problem is not None:
             self._label, self._label_phase = Label("policy_failed", problem), "collect"
         self._cancel.check()
+        if self._in_doubt is not None and self._can_restart(self._in_doubt[1]):
+            raise self._in_doubt[1]
         if self._in_doubt is not None and (label is None or label.status != "env_failed"):
             self._control_run(*self._in_doubt)
 
@@ -774,6 +786,12 @@ class RolloutRun:
             sandbox.pack(sandbox.workdir, work, max_bytes=limit)
         baseline = self.baseline if self.baseline.exists() else None
         return merge_for(self._plan.task, work, baseline, merged, root=sandbox.workdir, max_bytes=limit)
+
+    # Somebody outside may have killed the sandbox, or its node has died. An agent that did it itself does it again: it
+    # gets the same answers up to that command. The second time, the control run decides.
+    def _can_restart(self, exc: Exception) -> bool:
+        """Return whether the sandbox was killed, and the rollout can run again from its journal."""
+        return self._plan.may_restart and isinstance(exc, SandboxGone) and not self._cancel.cancelled
 
     def _doubt(self, exc: Exception) -> str:
         """Record a failure after the agent started, and return its text. A control run decides later who caused it.
