@@ -20,6 +20,7 @@ import subprocess
 import sys
 import tarfile
 from collections.abc import Callable, Iterator
+from itertools import zip_longest
 from pathlib import Path
 from typing import Any
 
@@ -35,6 +36,7 @@ SOURCE = Path(openenv.__file__).resolve().parent.parent
 PUBLISHED_VENV = Path(__file__).resolve().parents[1] / ".bench" / "published"
 PUBLISHED_REQUIREMENTS = ["openenv==0.10.0", "uvloop", "httptools"]
 IS_PUBLISHED = "from importlib.metadata import version; assert version('openenv') == '0.10.0'"
+_LONG_S = 900  # a test with such a time limit takes many minutes
 
 
 @pytest.hookimpl(hookwrapper=True)
@@ -62,6 +64,23 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         wants_it = item.get_closest_marker("published") or "published" in getattr(item, "fixturenames", ())
         if wants_it and item.get_closest_marker("timeout") is None:
             item.add_marker(pytest.mark.timeout(600))
+    _spread_long_tests(items)
+
+
+def _spread_long_tests(items: list[pytest.Item]) -> None:
+    """Move the tests that take many minutes apart, so that no worker gets several of them and ends long after the rest.
+
+    Each worker begins with neighbours: a quarter of the tests for one of four.
+    """
+    times = {item: marker.args[0] for item in items if (marker := item.get_closest_marker("timeout")) and marker.args}
+    long = sorted((item for item in times if times[item] >= _LONG_S), key=lambda item: -times[item])
+    others = [item for item in items if times.get(item, 0) < _LONG_S]
+    half = (len(long) + 1) // 2
+    longest_first = [item for pair in zip_longest(long[:half], long[half:]) for item in pair if item is not None]
+    stride = len(others) // max(len(long), 1)
+    for number, item in enumerate(longest_first):
+        others.insert(number * (stride + 1), item)
+    items[:] = others
 
 
 @pytest.fixture(scope="session", autouse=True)

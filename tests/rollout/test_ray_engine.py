@@ -312,7 +312,7 @@ def test_a_cancellation_reaches_every_node_and_frees_everything(
     reached: list[int] = []
 
     def cancel_when_all_run() -> None:
-        wait_until(lambda: len(processes_with(f"sleep\0{float(mark)}")) >= 4)
+        wait_until(lambda: len(processes_with(f"sleep\0{float(mark)}")) >= 4, 120)
         reached.append(1)
         cancel.cancel("enough")
 
@@ -328,13 +328,10 @@ def test_a_cancellation_reaches_every_node_and_frees_everything(
 
 
 @pytest.fixture
-def scratch_is_empty() -> Iterator[None]:
+def scratch_is_empty(nodes: RayNodes) -> Iterator[None]:
     """Workers leave no scratch folder behind."""
-    from openenv.sandboxes.host import scratch_root
-
-    before = set(scratch_root().iterdir()) if scratch_root().exists() else set()
     yield
-    wait_until(lambda: not (set(scratch_root().iterdir()) - before if scratch_root().exists() else set()), 20)
+    wait_until(lambda: not list(nodes.folder.glob("openenv-rollouts-*/*")), 60)
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGKILL])
@@ -354,7 +351,7 @@ def test_an_interrupted_or_killed_command_leaves_nothing_in_the_cluster(
         preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
     )
     try:
-        wait_until(lambda: len(processes_with(f"sleep\0{seconds}")) >= 4)  # one for each free processor
+        wait_until(lambda: len(processes_with(f"sleep\0{seconds}")) >= 4, 120)  # one for each free processor
         process.send_signal(number)
         _, errors = process.communicate(timeout=60)
     finally:

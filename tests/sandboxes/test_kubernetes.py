@@ -134,7 +134,7 @@ def test_sandboxes_are_taken_from_a_warm_pool(
         (claim,) = double.objects("SandboxClaim")
         assert claim["spec"]["lifecycle"]["shutdownPolicy"] == "Delete"
     assert double.objects("SandboxClaim") == []
-    with pytest.raises(SandboxUnsupported, match="those of its template"):
+    with pytest.raises(SandboxUnsupported, match="limits of its template"):
         sandboxes.open(SandboxSpec(limits=Limits(pids=10)))
     with pytest.raises(SandboxUnavailable, match="WarmPoolNotFound"):
         make(warm_pool="none").open()

@@ -13,6 +13,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 os.environ.setdefault("RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER", "0")
 os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
 os.environ.setdefault("RAY_worker_niceness", "0")  # by default 15: on a busy machine they would starve
@@ -29,6 +31,7 @@ class RayNodes:
     def __init__(self, folder: str, cpus: int) -> None:
         from ray.cluster_utils import Cluster
 
+        self.folder = Path(folder)
         self._cpus = cpus
         head = {"num_cpus": 0, "include_dashboard": False, "temp_dir": folder}
         self._cluster = Cluster(initialize_head=True, head_node_args=head, shutdown_at_exit=False)
@@ -92,17 +95,14 @@ def ray_nodes(count: int = 2, cpus: int = 2) -> Iterator[RayNodes]:
 def address_file_in(folder: str) -> Iterator[None]:
     """Let Ray note the cluster's address here: in its default place it may be that of the user's own cluster.
 
-    Where no Ray has run yet, that place is missing, and `Cluster` fails.
+    Where no Ray has run yet, that place is missing, and `Cluster` fails. Temporary files of its processes are here too,
+    apart from those of the other tests on this machine.
     """
-    before = os.environ.get("RAY_TMPDIR")
     (Path(folder) / "ray").mkdir()
-    os.environ["RAY_TMPDIR"] = folder
-    try:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("RAY_TMPDIR", folder)
+        patch.setenv("TMPDIR", folder)
         yield
-    finally:
-        del os.environ["RAY_TMPDIR"]
-        if before is not None:
-            os.environ["RAY_TMPDIR"] = before
 
 
 def processes_with(text: str) -> list[int]:

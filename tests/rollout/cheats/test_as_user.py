@@ -19,7 +19,7 @@ SUITE = """
 import json, sys
 from openenv.sandboxes import LocalSandboxes
 from openenv.testing import all_cheats, run_cheats
-report = run_cheats(LocalSandboxes(require_cgroup=False), cheats=all_cheats(), quick=True)
+report = run_cheats(LocalSandboxes(require_cgroup=False), cheats=all_cheats(), concurrency=4, quick=True)
 json.dump(report.document(), sys.stdout)
 """
 

@@ -585,7 +585,8 @@ def _threads(bench: CheckBench) -> None:
         box.exec("true")
         box.close()
         counts.append(threading.active_count())
-    holds(counts[-1] <= counts[0] + 1, f"threads grow: {counts}")
+    # A thread that reads a connection may end a moment after its sandbox.
+    eventually(lambda: threading.active_count() <= counts[0] + 1, f"threads grow: {counts}")
 
 
 @ENDINGS.check("end.with", "A with block closes its sandbox, whatever happens in it.")
