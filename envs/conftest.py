@@ -99,7 +99,7 @@ def play_randomly(url: str, choose: Choose, most_steps: int, reset: dict[str, An
 
     def session(number: int) -> list[float]:
         totals = []
-        with GenericEnvClient(base_url=url).sync() as env:
+        with GenericEnvClient(base_url=url, message_timeout_s=240).sync() as env:
             for episode in range(number, EPISODES, SESSIONS):
                 chance = random.Random(episode)
                 result, total, steps = env.reset(seed=episode, **reset), 0.0, 0

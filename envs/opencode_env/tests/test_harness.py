@@ -28,6 +28,7 @@ from waiting import wait_until
 
 Play = Callable[..., ScriptedModel]
 KEY = "sk-the-real-one"
+_AGENT_S = 240
 HELLO = write_file("opencode", "hello.txt", "hello\n", name="hello")
 
 
@@ -45,7 +46,7 @@ def narrow(folder_backend: Any, opencode: Path) -> Any:
 
 
 def config_for(model: ScriptedModel, **more: Any) -> OpenCodeConfig:
-    return OpenCodeConfig(base_url=model.url, api_key=KEY, model=model.name, agent_timeout_s=60, **more)
+    return OpenCodeConfig(base_url=model.url, api_key=KEY, model=model.name, agent_timeout_s=_AGENT_S, **more)
 
 
 def free_port() -> int:
@@ -179,7 +180,7 @@ def test_the_agent_starts_when_everything_else_is_done(narrow: Any, play: Play) 
     finally:
         session.close()
     assert narrow.made[0].is_dead
-    assert narrow.asked == [{"timeout_s": 60 + 240 + 300 + 300, "metadata": {"episode_id": "first"}}]
+    assert narrow.asked == [{"timeout_s": _AGENT_S + 240 + 300 + 300, "metadata": {"episode_id": "first"}}]
     steps = [line for line in narrow.log if line.startswith(("exec echo", "write", "start"))]
     home = str(narrow.home)
     names = [line.replace(home, "~").split(" && ")[0] for line in steps]

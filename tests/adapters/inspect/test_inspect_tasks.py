@@ -84,8 +84,9 @@ def test_the_reward_of_an_episode_is_the_score(guess: str, tmp_path: Path) -> No
     [sample] = log.samples
     assert sample.id == "seed-0"
     assert sample.scores["env_reward"].value == 0.75
-    assert [message.text for message in sample.messages] == [
-        *("Guess.", "Begin 0.", "no", "no is wrong.", "yes", "yes is wrong.")
+    assert sample.messages[1].text.endswith("Begin 0.")
+    assert [message.text for message in (sample.messages[0], *sample.messages[2:])] == [
+        *("Guess.", "no", "no is wrong.", "yes", "yes is wrong.")
     ]
     assert outcome_of(sample)["status"] == "ok"
     assert len(events_of(sample, "model")) == 2
@@ -117,7 +118,7 @@ def test_gridworld_pays_what_the_same_moves_pay(gridworld: str, tmp_path: Path) 
 def test_arguments_of_reset_are_samples(guess: str, tmp_path: Path) -> None:
     resets = [{"seed": 7}, {"seed": 8, "episode_id": "mine"}]
     log = evaluate(served_env(guess, resets=resets, reward="last"), mock(["no", "yes"] * 2), tmp_path, max_samples=1)
-    assert {sample.id: sample.messages[0].text for sample in log.samples} == {
+    assert {sample.id: sample.messages[0].text.splitlines()[-1] for sample in log.samples} == {
         "seed-7": "Begin 7.",
         "mine": "Begin 8.",
     }
@@ -145,7 +146,7 @@ def test_an_answer_that_is_no_action_costs_a_turn(gridworld: str, tmp_path: Path
     log = evaluate(served_env(gridworld, max_turns=3), mock(answers), tmp_path)
     [sample] = log.samples
     replies = [message.text for message in sample.messages if message.role == "user"][1:]
-    assert replies[0] == "Answer with a JSON object with these fields: move."
+    assert replies[0].startswith("Answer with one JSON object with these fields:\n- move (")
     assert replies[1].startswith("Error:")
     assert outcome_of(sample)["status"] == "truncated"
     assert sample.scores["env_reward"].metadata["status"] == "truncated"
@@ -153,7 +154,7 @@ def test_an_answer_that_is_no_action_costs_a_turn(gridworld: str, tmp_path: Path
 
 def test_an_environment_that_breaks_is_an_error_and_no_score(guess: str, tmp_path: Path) -> None:
     def answer(messages: list[Any]) -> str:
-        return "crash" if messages[0].text == "Begin 0." else "yes"
+        return "crash" if messages[0].text.endswith("Begin 0.") else "yes"
 
     log = evaluate(served_env(guess, seeds=2), mock(answer), tmp_path, fail_on_error=False)
     samples = {sample.id: sample for sample in log.samples}

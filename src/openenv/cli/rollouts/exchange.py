@@ -94,7 +94,7 @@ def export(flags: ExportFlags) -> None:
                 on_excluded=excluded.append,
             )
             print_exclusions(excluded)
-        noun = {"jsonl": "rollout", "sft": "conversation", "preferences": "pair"}.get(kind, "row")
+        noun = {"parquet": "row", "sft": "conversation", "preferences": "pair"}.get(kind, "rollout")
         typer.echo(f"{count} {noun}{'' if count == 1 else 's'} in {target}")
 
 
