@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 import pytest
+from pydantic import Field
 
 from environments import Idle
 from fake_engine import Answer, EngineRequest, FakeEngine, vllm
@@ -116,6 +117,42 @@ def test_a_stored_episode_has_its_steps_and_its_environment(guess: str, tmp_path
     assert (rows[0]["arguments"], rows[0]["observation"]["hint"]) == ({"seed": 3}, "Begin 3.")
     assert listed.environment == "Guess"
     assert "Begin 3." in listed.instruction
+
+
+class Drawn(Guess):
+    """Is drawn, but not at the start."""
+
+    def render_web(self, observation: dict[str, Any]) -> str | None:
+        if observation["hint"].startswith("Begin"):
+            return None
+        return f"<b>{observation['hint']}</b> {observation['reward']} {observation['done']}"
+
+
+def test_a_stored_episode_has_the_environments_pictures(tmp_path: Path) -> None:
+    app = create_app(Drawn, Word, Hint, max_concurrent_envs=4)
+    with serve(app) as server, model_of(Turn(text="no")) as model, RolloutStore(tmp_path) as store:
+        (group,) = groups_of(server.url, model, [3], samples=1, store=store)
+        file = store.live_file(group.samples[0].outcome.rollout_id, STEPS_FILE)
+        rows = [json.loads(line) for line in file.read_text().splitlines()]
+    assert [(row["kind"], row["n"], row.get("html")) for row in rows] == [
+        ("reset", 0, None),
+        ("step", 1, None),
+        ("picture", 1, "<b>no is wrong.</b> -0.25 False"),
+        ("step", 2, None),
+        ("picture", 2, "<b>yes is wrong.</b> 1.0 True"),
+    ]
+
+
+class Letters(Action):
+    text: str = Field(pattern="^[A-F]{4}$")
+
+
+def test_refused_actions_are_the_reason_of_episodes_without_a_step(tmp_path: Path) -> None:
+    app = create_app(Guess, Letters, Hint, max_concurrent_envs=4)
+    with serve(app) as server, model_of(*[Turn(text="no")] * 3) as model, RolloutStore(tmp_path) as store:
+        with pytest.raises(NoRewards, match=r"no action was accepted: .*text: String should match pattern"):
+            groups_of(server.url, model, [1, 2], max_turns=2, store=store)
+        assert {row.status for row in store.find()} <= {"truncated", "cancelled"}
 
 
 def test_an_episode_that_does_not_end_counts_with_its_reward_so_far(guess: str) -> None:

@@ -169,6 +169,32 @@ def test_a_single_text_field_is_the_whole_reply() -> None:
     assert describe_actions({}) == "Answer with a JSON object."
 
 
+class Code(Action):
+    guess: str = Field(pattern="^[A-F]{4}$", examples=["ABCD"], description="Four letters.")
+
+
+def test_a_text_has_an_example_or_its_pattern() -> None:
+    schema = Code.model_json_schema()
+    assert describe_actions(schema).endswith("`guess`: Four letters, for example ABCD.")
+    del schema["properties"]["guess"]["examples"]
+    assert describe_actions(schema).endswith("`guess`: Four letters, matching ^[A-F]{4}$.")
+
+
+@pytest.mark.parametrize(
+    ("reply", "guess"),
+    [
+        ("ABCD", "ABCD"),
+        (' {"guess": "ABCD"}\n', "ABCD"),
+        ('{"guess": 4}', '{"guess": 4}'),
+        ('{"guess": "ABCD", "why": ""}', '{"guess": "ABCD", "why": ""}'),
+        ('{"other": "ABCD"}', '{"other": "ABCD"}'),
+        ("{not JSON", "{not JSON"),
+    ],
+)
+def test_a_single_text_field_may_be_written_as_json(reply: str, guess: str) -> None:
+    assert TextDialogue(action_schema=Code.model_json_schema()).action(reply) == {"guess": guess}
+
+
 def test_a_template_without_the_observation_is_refused() -> None:
     with pytest.raises(ValueError, match=r"needs \{observation\}"):
         Prompt(template="Play.")

@@ -231,6 +231,18 @@ class EnvClient(ClientHooks[ActT, ObsT, StateT]):
         """Ask for the environment's state."""
         return self._driver.run(self._state_flow(), "EnvClient.state")
 
+    def render_web(self, result: StepResult[ObsT]) -> Coroutine[Any, Any, str | None]:
+        """Let the environment draw a result of `reset` or `step`, as its web page does.
+
+        Returns:
+            HTML, or None if there is nothing to draw.
+
+        Raises:
+            UnknownTypeError: The environment has no `render_web`.
+            ProtocolError: The server speaks only v1.
+        """
+        return self._driver.run(self._render_flow(result), "EnvClient.render_web")
+
     def fork(self, n: int = 1) -> Coroutine[Any, Any, list[Self]]:
         """Return clients that go on from here, each with a new session and an exact copy of the environment.
 
@@ -410,6 +422,12 @@ class EnvClient(ClientHooks[ActT, ObsT, StateT]):
             yield from self._start_provider()
         return self._parse_state((yield from self._request("state", None)))
 
+    def _render_flow(self, result: StepResult[ObsT]) -> Flow[str | None]:
+        yield from require_v2(self._driver, "render_web")
+        data = {"observation": result.observation, "reward": result.reward, "done": result.done}
+        html: str | None = (yield from self._request("render", data))["html"]
+        return html
+
     def _fork_flow(self, n: int) -> Flow[list[Self]]:
         if n < 1:
             raise ValueError(f"n must be at least 1, not {n!r}")
@@ -537,6 +555,10 @@ class SyncEnvClient(Generic[ActT, ObsT, StateT]):
     def state(self) -> StateT:
         """Ask for the environment's state."""
         return self._driver.run_blocking(self._client._state_flow())
+
+    def render_web(self, result: StepResult[ObsT]) -> str | None:
+        """Let the environment draw a result of `reset` or `step`; see `EnvClient.render_web`."""
+        return self._driver.run_blocking(self._client._render_flow(result))
 
     def disconnect(self) -> None:
         """End the session and hang up; the provider keeps running."""

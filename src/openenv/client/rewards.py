@@ -30,12 +30,13 @@ class RewardHistory:
         limit: How many episodes may end before the first reward.
     """
 
-    __slots__ = ("_limit", "_rewardless", "gives_rewards")
+    __slots__ = ("_about", "_limit", "_rewardless", "gives_rewards")
 
     def __init__(self, *, is_declared: bool = False, limit: int = REWARDLESS_EPISODES) -> None:
         self.gives_rewards = is_declared
         self._limit = limit
         self._rewardless = 0
+        self._about: str | None = None
 
     def value(self, reward: float | None) -> float:
         """Record the reward of a step; return it as a number, 0 for a missing one."""
@@ -66,8 +67,12 @@ class RewardHistory:
         has_failed = last is None or (slot.error is not None and slot.final is None)
         return slot.reward if has_failed or last is None else self.value(last.reward)
 
-    def end_episodes(self, count: int = 1) -> None:
+    def end_episodes(self, count: int = 1, about: str | None = None) -> None:
         """Record the end of episodes.
+
+        Args:
+            count: How many have ended.
+            about: Why the last one ended, for the error.
 
         Raises:
             NoRewards: The environment has not given any reward in too many episodes.
@@ -75,14 +80,17 @@ class RewardHistory:
         if self.gives_rewards:
             return
         self._rewardless += count
+        self._about = about
         if self._rewardless >= self._limit:
             raise self.error()
 
     def error(self) -> NoRewards:
         """Return the error for an environment that never gave a reward."""
+        last = f" The last episode: {self._about}." if self._about else ""
         return NoRewards(
             f"No reward in {self._rewardless} episodes. Set `reward` in the observations of the environment's `step`, "
             "or add checks to the tasks. If only rare successes are rewarded, declare it with gives_rewards=True."
+            + last
         )
 
 

@@ -62,6 +62,7 @@ _REPLY_TYPES: Mapping[str, str] = {
     "mcp": "mcp",
     "fork": "forked",
     "restore": "restored",
+    "render": "rendered",
     "close": "closed",
 }
 _FIELDS_SHOWN = 3

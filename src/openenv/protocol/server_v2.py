@@ -78,8 +78,8 @@ NONCE_CHARS: Final = (16, 128)
 DEFAULT_MAX_BATCH: Final = 10_000
 _MAX_ID: Final = 2**63 - 1  # what every encoding and language has an integer for
 RequestId = Annotated[int, Field(strict=True, ge=-_MAX_ID, le=_MAX_ID)]
-_REPLIES: Final = ("observation", "error", "state", "mcp", "forked", "restored", "closed")
-_OF_SESSION: Final = ("reset", "step", "state", "mcp", "fork", "restore", "close")
+_REPLIES: Final = ("observation", "error", "state", "mcp", "forked", "restored", "rendered", "closed")
+_OF_SESSION: Final = ("reset", "step", "state", "mcp", "fork", "restore", "render", "close")
 _KEYS: Final[Mapping[str, frozenset[str]]] = {
     "open": frozenset({"resume", "wait_s", "nonce", "compress"}),
     "reset": frozenset({"session", "data", "timeout_s", "traceparent"}),
@@ -88,6 +88,7 @@ _KEYS: Final[Mapping[str, frozenset[str]]] = {
     "mcp": frozenset({"session", "data"}),
     "fork": frozenset({"session", "data"}),
     "restore": frozenset({"session", "data"}),
+    "render": frozenset({"session", "data"}),
     "close": frozenset({"session"}),
     "batch": frozenset({"requests", "each"}),
     "columns": frozenset({"sessions", "ids", "actions"}),
@@ -203,7 +204,7 @@ class ServerProtocolV2:
                 raise Invalid("data", "Field required")
             request.data = self.action(message["data"])
             request.kwargs = _optional(message, "kwargs", dict)
-        elif kind in ("reset", "mcp"):
+        elif kind in ("reset", "mcp", "render"):
             request.data = _optional(message, "data", dict) or {}
         elif kind == "fork":
             request.data = self._fork_options(_optional(message, "data", dict) or {})

@@ -10,7 +10,7 @@ messages and sessions; must not know transports or encodings.
                          |               or each request by itself
                          +-- columns --> ConnectionColumns (ws_v2_columns.py)
                          +-- open -----> SessionOpener (ws_v2_open.py)
-                         +-- reset, state, mcp, fork, restore, close, cancel, ping
+                         +-- reset, state, mcp, fork, restore, render, close, cancel, ping
 
 Ids make requests idempotent (2.1 and 4 of the specification). The session's ledger keeps the last replies as they were
 sent, with their envelope:
@@ -42,6 +42,7 @@ from openenv.errors import (
     SessionClosedError,
     SessionLost,
     SessionNotFoundError,
+    UnknownTypeError,
 )
 from openenv.protocol.codec import QUICK_CONTENT, Codec, ContentTooLarge
 from openenv.protocol.server_v1 import ECHO_LIMIT
@@ -61,6 +62,7 @@ from .sessions.lifetime import CLOSED_BY_CLIENT, SHUTTING_DOWN, client_reason
 from .sessions.operations import FORK, RESTORE, Operation, StepInput
 from .sessions.session import Cancellable, Session, SessionKind, with_hint
 from .sockets import Socket, SocketUser
+from .web.page_operations import DRAW, draws
 from .ws_v2_columns import ColumnReplies, ColumnRequests, ConnectionColumns, KeptRow
 from .ws_v2_open import SessionOpener
 
@@ -71,9 +73,9 @@ _MOST_UNDER_WAY = 8192
 _AHEAD = 128
 _AHEAD_BYTES = 16 * 1024 * 1024  # for large messages
 _MOST_READY_BYTES = 1024 * 1024
-_OF_SESSION = frozenset({"reset", "step", "state", "fork", "restore", "mcp", "close"})
+_OF_SESSION = frozenset({"reset", "step", "state", "fork", "restore", "render", "mcp", "close"})
 _NORMAL_CLOSURES = frozenset({1000, 1001, 1005})  # RFC 6455, 7.4.1: the client ended the connection itself
-_REPLY_OF: Final = {"state": "state", "fork": "forked", "restore": "restored"}
+_REPLY_OF: Final = {"state": "state", "fork": "forked", "restore": "restored", "render": "rendered"}
 _LARGE: Final = 4096  # bytes; messages below are usual steps
 _LONG: Final = 65_536  # bytes; reading longer messages takes a noticeable time
 KEPT: Final = 4  # stored messages per connection, to compare requests with repeated ids
@@ -419,6 +421,8 @@ class V2Connection(SocketUser):
         if entry is not None:
             self._answer_again(entry, session, request, message, send)
             return
+        if request.type == "render" and not draws(session.env):
+            raise UnknownTypeError(f"{self.service.env_name} has no render_web")
         pending = PendingReply(self, session, request.id, (request.type, message), request.session, send)
         session.ledger.add(pending)
         if request.type == "mcp":
@@ -491,6 +495,8 @@ class V2Connection(SocketUser):
             )
         if request.type == "restore":
             return RESTORE, self.manager.restoring(session, request.data["from"])
+        if request.type == "render":
+            return DRAW, request.data
         return self._operations.state, None
 
     def _session(self, request: Request) -> Session:
@@ -728,6 +734,8 @@ class PendingReply(LedgerEntry):
                 result = self._connection.copies_data(result)
             elif kind == "restore":
                 result = self._connection.writer.data({})
+            elif kind == "render":
+                result = self._connection.writer.data({"html": result.html})
             self.answer(_REPLY_OF.get(kind, "observation"), result)
         else:
             self.answer("error", self._connection.failure(error, self.session, int(self.key), kind))

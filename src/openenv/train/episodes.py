@@ -221,6 +221,7 @@ class EpisodeStream(GroupStream[Start]):
         self._open_capture = endpoint.proxy.open
         self._client_options = dict(options.client_options or {})
         self._clients: dict[int, GenericEnvClient] = {}
+        self._draws = True  # until a server refuses to
 
     def name_of(self, item: Start, number: int) -> str:
         if isinstance(item, int):
@@ -261,7 +262,7 @@ class EpisodeStream(GroupStream[Start]):
         except (OpenEnvError, OSError) as exc:
             episode.fail(exc)
             return await self._stored(episode)
-        episode.note({"kind": "reset", "arguments": reset_arguments(group.item)}, first)
+        await self._note({"kind": "reset", "arguments": reset_arguments(group.item)}, first, client, episode)
         self.settled.add(worker)
         messages = self._dialogue.opening(first.observation)
         episode.instruction = "\n\n".join(str(message["content"]) for message in messages)
@@ -318,6 +319,7 @@ class EpisodeStream(GroupStream[Start]):
             try:
                 actions = self._dialogue.actions(answer)
             except AnswerRefused as exc:
+                episode.refusal = episode.refusal or str(exc)
                 messages += self._dialogue.reply(answer, [str(exc)])
                 continue
             if not actions:
@@ -327,16 +329,19 @@ class EpisodeStream(GroupStream[Start]):
             if episode.is_over:
                 return
             messages += self._dialogue.reply(answer, results)
-        episode.finish("truncated", f"the episode was not over after {self.options.max_turns} answers")
+        refused = f"; no action was accepted: {episode.refusal}" if episode.refusal and not episode.has_acted else ""
+        episode.finish("truncated", f"the episode was not over after {self.options.max_turns} answers{refused}")
 
     async def _step(self, client: GenericEnvClient, action: Json, episode: PlayedEpisode) -> str:
         """Take one action, and return the model's view of the result."""
         try:
             with episode.waits_for_environment():
                 result = await client.step(action)
-            episode.note({"kind": "step", "action": action}, result)
+            episode.has_acted = True
+            await self._note({"kind": "step", "action": action}, result, client, episode)
             episode.add_reward(reply_reward(result.reward, result.metadata))
         except (RequestValidationError, ToolCallError) as exc:  # the model's action is wrong
+            episode.refusal = episode.refusal or message_of(exc)
             return f"Error: {message_of(exc)}"
         except ExecutionError as exc:
             # The environment's code raised, or the reward is not a finite number. So the episode has no reward.
@@ -345,6 +350,23 @@ class EpisodeStream(GroupStream[Start]):
         if result.done:
             episode.finish("ok")
         return self._dialogue.shown(result.observation)
+
+    async def _note(self, row: Json, result: StepResult[Any], client: GenericEnvClient, episode: PlayedEpisode) -> None:
+        """Log a call of the environment for the store, with the environment's picture of its result."""
+        if episode.steps is None:
+            return
+        episode.steps.add(row, result)
+        if not self._draws or episode.steps.is_full:
+            return
+        try:
+            with episode.waits_for_environment():
+                html = await client.render_web(result)
+        except (OpenEnvError, OSError) as exc:  # above all: no `render_web`, or a server that speaks only v1
+            logger.debug("no pictures of %s: %s", self.environment, message_of(exc))
+            self._draws = False
+        else:
+            if html is not None:
+                episode.steps.add_picture(html)
 
     async def _ask(self, messages: Sequence[Json], episode: PlayedEpisode, capture: Capture) -> Json | None:
         """Return the model's reply as a message; None if the endpoint refuses what the policy said.
@@ -411,9 +433,21 @@ class StepLog:
         if result.metadata and isinstance(seen, dict):  # pictures of Gymnasium are there
             seen = {**seen, "metadata": result.metadata}
         whole = {**row, "n": self._steps, "observation": seen, "reward": result.reward}
-        line = encode({**whole, "done": result.done, "at": time.time()})
+        self._put({**whole, "done": result.done, "at": time.time()})
+
+    def add_picture(self, html: str) -> None:
+        """Add the environment's picture of the last row."""
+        self._put({"kind": "picture", "n": self._steps, "html": html})
+
+    @property
+    def is_full(self) -> bool:
+        """Whether the rest of the episode is left out."""
+        return self._size > _MOST_STEP_BYTES
+
+    def _put(self, row: Json) -> None:
+        line = encode(row)
         self._size += len(line)
-        if self._size <= _MOST_STEP_BYTES:
+        if not self.is_full:
             self._lines.append(line)
 
     def write(self, path: Path) -> None:
@@ -441,6 +475,8 @@ class PlayedEpisode:
         self.reason: str | None = None
         self.is_over = False
         self.instruction = ""
+        self.has_acted = False  # whether the environment accepted an action
+        self.refusal = ""  # why the first refused action was
         self.environment_s = 0.0
         self.model_s = 0.0
         self.steps: StepLog | None = None
@@ -463,11 +499,6 @@ class PlayedEpisode:
             if self._rule == "last":  # only the last reward counts, so it is the only one of the turns, too
                 self.turn_rewards = [0.0] * len(self.turn_rewards)
             self.turn_rewards[-1] += float(reward)
-
-    def note(self, row: Json, result: StepResult[Any]) -> None:
-        """Log a call of the environment for the store."""
-        if self.steps is not None:
-            self.steps.add(row, result)
 
     def finish(self, status: Status, reason: str | None = None) -> None:
         """End the episode."""

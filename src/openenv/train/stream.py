@@ -718,7 +718,7 @@ class GroupStream(ABC, Generic[ItemT]):
         if sample.reward is not None and sample.is_rewarded:
             self.rewards.gives_rewards = True
         elif sample.outcome.status not in INFRASTRUCTURE:
-            self.rewards.end_episodes()
+            self.rewards.end_episodes(about=sample.outcome.reason)
         group.samples.append(sample)
         if not group.has_enough():
             return

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -124,7 +124,8 @@ class TextDialogue(Dialogue):
     Args:
         system: The system message.
         action_schema: The JSON schema of actions from `/schema`. If the action has one text field, the whole reply
-            becomes the action; otherwise the first JSON object in the reply is used.
+            becomes the action, or the field of a JSON object that is the whole reply; otherwise the first JSON object
+            in the reply is used.
         prompt: The form of the messages; by default without a description.
     """
 
@@ -153,7 +154,7 @@ class TextDialogue(Dialogue):
             AnswerRefused: the text contains no action.
         """
         if self._text_field is not None:
-            return {self._text_field: text.strip()}
+            return {self._text_field: _unwrapped(text.strip(), self._text_field)}
         start = text.find("{")
         try:
             value, _ = json.JSONDecoder().raw_decode(text[start:] if start >= 0 else text)
@@ -167,9 +168,20 @@ class TextDialogue(Dialogue):
         return [{"role": "user", "content": "\n".join(results) or "The observation is empty."}]
 
 
+def _unwrapped(text: str, field: str) -> str:
+    """Return the field of a reply such as `{"guess": "crane"}`; every other reply as it is."""
+    if not text.startswith("{"):
+        return text
+    try:
+        value = json.loads(text)
+    except ValueError:
+        return text
+    return value[field] if value.keys() == {field} and isinstance(value[field], str) else text
+
+
 # ---- the form of actions, in words ----
 #
-#   one text field      Your whole reply becomes the action's `guess`: five letters.
+#   one text field      Your whole reply becomes the action's `guess`: five letters, for example crane.
 #   other fields        Answer with one JSON object with these fields:
 #                       - row (integer, 0 to 2): The row.
 #                       - piece ("x" or "o", optional)
@@ -191,8 +203,8 @@ def describe_actions(schema: Mapping[str, Any]) -> str:
     if len(fields) == 1:
         ((name, field),) = fields.items()
         if field.get("type") == "string" and "enum" not in field:
-            about = f": {field['description']}" if field.get("description") else ""
-            return f"Your whole reply becomes the action's `{name}`{about}".rstrip(".") + "."
+            about = f": {field['description']}".rstrip(".") if field.get("description") else ""
+            return f"Your whole reply becomes the action's `{name}`{about}{_form_of_text(field, quote=str)}."
     return "\n".join(["Answer with one JSON object with these fields:", *_field_lines(fields, schema)])
 
 
@@ -234,7 +246,15 @@ def _kind(field: Mapping[str, Any], schema: Mapping[str, Any]) -> str:
     if kind == "object" and field.get("properties"):
         inner = {name: _kind(resolve_reference(one, schema), schema) for name, one in field["properties"].items()}
         kind = "object with " + ", ".join(f"{name} ({each})" for name, each in inner.items())
-    return kind + _limits(field)
+    return kind + (_form_of_text(field, quote=json.dumps) if kind == "string" else _limits(field))
+
+
+def _form_of_text(field: Mapping[str, Any], quote: Callable[[Any], str]) -> str:
+    """Return an example of a text, or else the pattern that it must match."""
+    examples = field.get("examples")
+    if isinstance(examples, list) and examples:
+        return f", for example {quote(examples[0])}"
+    return f", matching {field['pattern']}" if "pattern" in field else ""
 
 
 def _limits(field: Mapping[str, Any]) -> str:

@@ -24,8 +24,6 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Final, Literal, NamedTuple
 
-from openenv.env.binding import class_of
-from openenv.env.environment import Environment
 from openenv.env.tools.source import ToolOutcome, ToolRequest
 from openenv.errors import OpenEnvError, RequestCancelled, SessionClosedError, message_of
 from openenv.protocol.json_values import decode, encode
@@ -39,7 +37,7 @@ from ..sessions.operations import Operation, StepInput
 from ..sessions.peers import is_process
 from ..sessions.session import CallFactory, Done, Session, SessionCall, SessionKind
 from .episode_files import INTERRUPTED, VERSION, EpisodeFiles, EpisodeSummary, new_id
-from .page_operations import DRAW, RENDER, Move, Render, observation_of
+from .page_operations import DRAW, RENDER, Move, Render, draws, observation_of
 
 logger = logging.getLogger(__name__)
 
@@ -219,9 +217,7 @@ class SessionTap:
         """
         session, watched = self.session, self.is_watched
         if self._draws is None:
-            env_cls = class_of(session.env) if session.env is not None else None
-            draw = getattr(env_cls, "render_web", None)
-            self._draws = draw is not None and draw is not Environment.render_web
+            self._draws = draws(session.env)
         if not self._draws or not session.is_idle:
             return
         allowed_s = _DRAW_FREE_S + (1.0 if watched else _DRAW_SHARE) * (now - self._began)

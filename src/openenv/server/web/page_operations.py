@@ -11,7 +11,8 @@ from dataclasses import dataclass, field
 from inspect import signature
 from typing import Any, Literal, NamedTuple
 
-from openenv.env.binding import RemoteEnvironment
+from openenv.env.binding import RemoteEnvironment, class_of
+from openenv.env.environment import Environment
 from openenv.env.tools.source import EVENTS, ToolEvents
 from openenv.protocol.codec import MSGPACK
 from openenv.protocol.json_values import decode, encode, encode_state, encode_with_null, split_observation
@@ -137,6 +138,14 @@ def render_of(env: Any, scenery: Scenery) -> Render:
         logger.exception("%s.web_actions failed", type(env).__name__)
         actions = []
     return Render(html, actions)
+
+
+def draws(env: Any) -> bool:
+    """Return whether an environment's class has a `render_web`; False while the environment is not built."""
+    if env is None:
+        return False
+    hook = getattr(class_of(env), "render_web", None)
+    return hook is not None and hook is not Environment.render_web
 
 
 def draw(env: Any, result: Any) -> Render:
