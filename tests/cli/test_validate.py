@@ -324,6 +324,40 @@ def test_the_plan_of_a_package_is_played(package: Callable[..., Path]) -> None:
     assert results["runtime.seed_control"].measured["seed"] == 3
 
 
+BANK = """
+from openenv import MCPEnvironment, Observation, tool
+
+
+class Bank(MCPEnvironment):
+    SUPPORTS_CONCURRENT_SESSIONS = True
+
+    def reset(self, seed: int | None = None) -> Observation:
+        self.coins = 100
+        return Observation()
+
+    @tool
+    def pay(self, name: str, coins: int) -> int:
+        '''Pay coins.'''
+        self.coins -= coins
+        self.earn(1.0, done=True)
+        return self.coins
+"""
+
+
+def test_the_plan_that_is_proposed_for_tools_calls_one_and_passes(tmp_path: Path) -> None:
+    (tmp_path / "bank.py").write_text(BANK)
+    without = check(tmp_path / "bank.py")["runtime.observation_schema"]
+    assert without.status == "skip"
+    [text] = without.evidence
+    plan = json.loads(text[text.index("{") :])
+    assert plan["actions"][0].keys() == {"type", "tool_name", "arguments"}
+    assert plan["actions"][0]["arguments"].keys() == {"name", "coins"}
+    (tmp_path / "validation").mkdir()
+    (tmp_path / "validation" / "runtime.json").write_text(json.dumps(plan))
+    assert failed(results := check(tmp_path / "bank.py")) == set()
+    assert results["runtime.observation_schema"].status == "pass"
+
+
 def test_a_plan_that_is_none_is_named(package: Callable[..., Path]) -> None:
     folder = package()
     (folder / "validation").mkdir()

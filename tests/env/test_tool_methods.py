@@ -121,8 +121,13 @@ def test_an_action_that_is_no_tool_call_names_the_tools() -> None:
 
 
 def test_the_models_of_a_served_class_are_those_of_tools_or_of_its_own_action() -> None:
-    assert [infer_models(Bank).action, infer_models(Bank).observation] == [CallToolAction, Observation]
-    assert [infer_models(Talking).action, infer_models(Talking).observation] == [Talk, Observation]
+    tools, own = infer_models(Bank), infer_models(Talking)
+    assert [tools.action, tools.observation, tools.reset_observation] == [
+        CallToolAction,
+        CallToolObservation,
+        Observation,
+    ]
+    assert [own.action, own.observation, own.reset_observation] == [Talk, Observation, None]
 
 
 def test_a_class_is_served_without_an_application() -> None:

@@ -112,6 +112,7 @@ class Models:
     action: type[Any]
     observation: type[Any]
     state: type[Any]
+    reset_observation: type[Any] | None = None  # if a reset returns another class than a step
 
 
 # Weak: a reloaded or generated class must not stay alive because it was served once.
@@ -258,13 +259,15 @@ def infer_models(env_cls: type[Any]) -> Models:
     generic = _generic_arguments(env_cls)
     action = declared_action(env_cls) or Action
     observation = _model(generic.get("observation")) or annotated_model(env_cls, "step", "return") or Observation
+    first = None
     # An environment of tools names the plain models: its actions are tool calls.
     if action is Action and hasattr(env_cls, "wire_models"):
         action, observation = env_cls.wire_models()
+        first = annotated_model(env_cls, "reset", "return") or Observation
     state = _model(generic.get("state"))
     if state is None or state is State:  # a base class may name `State` and the annotation a subclass of it
         state = annotated_model(env_cls, "state", "return") or State
-    return Models(action, observation, state)
+    return Models(action, observation, state, None if first is observation else first)
 
 
 def declared_action(env_cls: type[Any]) -> type[Any] | None:

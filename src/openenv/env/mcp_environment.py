@@ -110,13 +110,11 @@ class MCPEnvironment(Environment[Action, Observation, State], counts_episodes=Fa
 
     @classmethod
     def wire_models(cls) -> tuple[type[Any], type[Any]]:
-        """Return the action and the observation that a server of this class offers: calls of tools, unless
-        `_step_impl` takes an action of its own.
-        """
+        """Return the models of a step: tool calls and their results, unless `_step_impl` has its own action."""
         action = annotated_model(cls, "_step_impl", "action")
-        observation = annotated_model(cls, "_step_impl", "return")
-        # Not `CallToolObservation`: that of `reset` is any.
-        return CallToolAction if action in (None, Action) else action, observation or Observation
+        if action in (None, Action):
+            return CallToolAction, CallToolObservation
+        return action, annotated_model(cls, "_step_impl", "return") or Observation
 
     def earn(self, reward: float, *, done: bool = False) -> None:
         """Add to the reward of the current step, and end the episode if `done`; for use in tools.

@@ -518,6 +518,7 @@ def _app_of(value: Any, env_cls: type[Any], label: str) -> Any:
         models.action,
         models.observation,
         env_name=env_cls.__name__,
+        reset_observation_cls=models.reset_observation,
         max_concurrent_envs=CLASS_SESSIONS if separate else 1,
         separate_sessions=separate,
     )

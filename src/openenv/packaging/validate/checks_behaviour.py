@@ -5,6 +5,7 @@ The name of each function is the second half of its rule's id in `rules`; a prob
 
 from __future__ import annotations
 
+import contextlib
 import json
 import math
 import time
@@ -21,9 +22,10 @@ from openenv.errors import (
     message_of,
 )
 from openenv.protocol.json_values import NONFINITE_REWARD_KEY
+from openenv.protocol.schema import Unmakeable
 from openenv.types import WHY_OVER
 
-from .json_schema import shown, violations
+from .json_schema import make, shown, violations
 from .probe import (
     LIST_TOOLS,
     PLAN,
@@ -148,8 +150,19 @@ def observation_schema(probe: Probe) -> CheckEvidence:
         fix = "return the class that create_app was given, and change its fields where the data is right"
         raise CheckFailed(*problems[:_SHOWN], fix=fix)
     if not checked:
-        raise CheckSkipped(f"no tool is called without a plan; write {PLAN} with call_tool actions")
+        raise CheckSkipped(f"no tool is called without a plan; write {PLAN}, such as {_plan_of_one_call(probe)}")
     return CheckEvidence(f"{checked} observations fit", {"observations": checked})
+
+
+def _plan_of_one_call(probe: Probe) -> str:
+    """Return a plan that calls the first tool, to copy and complete."""
+    for tool in _served_tools(probe)[:1]:
+        schema = tool.get("inputSchema")
+        with contextlib.suppress(Unmakeable):
+            arguments = make(schema, 0) if isinstance(schema, dict) else {}
+            call = {"type": "call_tool", "tool_name": tool.get("name"), "arguments": arguments}
+            return json.dumps({"actions": [call]})
+    return '{"actions": [{"type": "call_tool", "tool_name": "NAME", "arguments": {}}]}'
 
 
 def described_observations(
@@ -225,17 +238,21 @@ def trajectory_record(probe: Probe) -> CheckEvidence:
 def tool_declaration_accuracy(probe: Probe) -> CheckEvidence:
     """The served tools equal the tools in the manifest."""
     promises = probe.promises
-    # Tools are read over MCP, as an agent sees them, and not from the schema of actions.
-    request = {"jsonrpc": "2.0", "id": 1, "method": "tools/list", "params": {}}
-    reply = probe.ask("POST", "/mcp", request)
-    tools = (reply.get("result") or {}).get("tools") if isinstance(reply, dict) else None
-    names = sorted(str(tool.get("name")) for tool in tools or ())
+    names = sorted(str(tool.get("name")) for tool in _served_tools(probe))
     declared = sorted(promises.capabilities.declared_tools)
     measured = {"declared": declared, "found": names}
     if names != declared:
         fix = f"in openenv.yaml: validation.capabilities.declared_tools: [{', '.join(names)}]"
         raise CheckFailed(f"declared are {declared}, found {names}", fix=fix, measured=measured)
     return CheckEvidence(f"{len(names)} tools" if names else "no tools, as declared", measured)
+
+
+def _served_tools(probe: Probe) -> list[dict[str, Any]]:
+    """Read the tools over MCP, as an agent sees them, and not from the schema of actions."""
+    request = {"jsonrpc": "2.0", "id": 1, "method": "tools/list", "params": {}}
+    reply = probe.ask("POST", "/mcp", request)
+    tools = (reply.get("result") or {}).get("tools") if isinstance(reply, dict) else None
+    return [tool for tool in tools or () if isinstance(tool, dict)]
 
 
 def task_declaration_accuracy(probe: Probe) -> CheckEvidence:
