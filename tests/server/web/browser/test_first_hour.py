@@ -10,6 +10,7 @@ from typing import Any, Literal
 
 import pytest
 from fastmcp import FastMCP
+from pydantic import Field
 
 from environments import Idle, Tools
 from openenv import Action, Environment, GenericEnvClient, Observation, State
@@ -108,6 +109,23 @@ def test_the_header_has_the_name_and_the_first_paragraph_of_the_docstring(
     expect(page.locator(".description")).to_have_text("Guess the die.")
     metadata = page.evaluate("fetch('../metadata').then((reply) => reply.json())")
     assert metadata["description"] == "Guess the die."
+
+
+class Spelled(Action):
+    word: str = Field(pattern="^[A-F]{4}$", examples=["FADE"])
+    other: str = Field(default="", pattern="^[A-F]*$")
+
+
+class Speller(SeededDie):
+    """Spell with `A` to `F`."""
+
+
+def test_code_in_a_description_is_code_and_a_text_field_has_an_example_or_its_pattern(
+    site: Callable[..., Any], visit: Callable[..., Any]
+) -> None:
+    page = visit(site(Speller, Spelled, Rolled, env_name=None).url).page()
+    expect(page.locator(".description code")).to_have_text(["A", "F"])
+    expect(page.locator(".field-help")).to_contain_text(["for example FADE", "matching ^[A-F]*$"])
 
 
 def test_the_page_draws_a_seed_and_records_it(dice: Any, visit: Callable[..., Any]) -> None:

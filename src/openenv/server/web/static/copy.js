@@ -6,9 +6,12 @@ import { el, fill, icon } from "./element.js";
 
 const SHOWN_MS = 1600;
 
-/** @param {() => string} text */
-export function copyButton(text) {
-  const label = el("span", { role: "status" }, "Copy");
+/**
+ * @param {() => string} text
+ * @param {string} [title]
+ */
+export function copyButton(text, title = "Copy") {
+  const label = el("span", { role: "status" }, title);
   const picture = el("span.icon-box", {}, icon("copy"));
   const button = el("button.small", { type: "button" }, picture, label);
   let timer = 0;
@@ -18,7 +21,7 @@ export function copyButton(text) {
     fill(picture, icon(isDone ? "tick" : "copy"));
     clearTimeout(timer);
     timer = window.setTimeout(() => {
-      fill(label, "Copy");
+      fill(label, title);
       fill(picture, icon("copy"));
     }, SHOWN_MS);
   });

@@ -5,6 +5,7 @@
 import { el, fill, focusOn, icon } from "./element.js";
 import { Form } from "./form.js";
 import { isRecord, labelOf, withoutDefaults } from "./schema.js";
+import { withCode } from "./texts.js";
 import { formatSeconds, shortJson } from "./values.js";
 
 /** What is over sooner is not worth a word. */
@@ -87,7 +88,7 @@ export class Header {
           page.mode === "production" && el("span.badge", {}, "production"),
           page.version && el("span.version", {}, `v${page.version}`),
         ),
-        page.description && el("p.description", {}, page.description),
+        page.description && el("p.description", {}, withCode(page.description)),
       ),
       el("div.controls", {}, this.chip, this.summary, buttons, logout),
       this.panel,

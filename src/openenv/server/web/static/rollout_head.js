@@ -67,7 +67,7 @@ export function begunHead({ rollout_id: id, begun }) {
       Sandbox: begun.sandbox,
       Group: begun.group,
       Begun: formatMoment(begun.began_at),
-      Id: id,
+      ID: id,
     }),
   );
 }
@@ -120,8 +120,7 @@ export function storedHead(rollout, verdict) {
     el(
       "div.toolbar",
       {},
-      copyButton(() => new URL(rolloutAddress(id, "", verdict), location.href).href),
-      el("span.hint", {}, "its address"),
+      copyButton(() => new URL(rolloutAddress(id, "", verdict), location.href).href, "Copy link"),
       form,
     ),
   );

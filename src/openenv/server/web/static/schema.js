@@ -18,7 +18,7 @@
 
 const MOST_BUTTONS = 8;
 const LONG_NAMES =
-  /(^|_)(body|code|command|content|description|instruction|message|patch|prompt|query|script|source|sql|text)s?($|_)/i;
+  /(^|_)(body|code|command|content|description|instruction|message|patch|prompt|query|script|sql|text)s?($|_)/i;
 
 /**
  * Say what a schema asks for.
@@ -94,7 +94,9 @@ export function limitsOf(schema) {
   if (schema.multipleOf !== undefined) said.push(`in steps of ${schema.multipleOf}`);
   if (schema.minLength > 1) said.push(`at least ${schema.minLength} characters`);
   if (schema.maxLength !== undefined) said.push(`at most ${schema.maxLength} characters`);
-  if (schema.pattern !== undefined) said.push(`like ${schema.pattern}`);
+  const [example] = Array.isArray(schema.examples) ? schema.examples : [];
+  if (typeof example === "string") said.push(`for example ${example}`);
+  else if (schema.pattern !== undefined) said.push(`matching ${schema.pattern}`);
   if (schema.format !== undefined) said.push(String(schema.format));
   return said.join(", ");
 }

@@ -36,6 +36,11 @@ export function visible(text) {
   return parts;
 }
 
+/** A sentence with `code` in it, as authors write docstrings. @param {string} text */
+export function withCode(text) {
+  return text.split(/`([^`]+)`/).map((part, index) => (index % 2 ? el("code", {}, part) : part));
+}
+
 /** What a program printed, without the colours of a terminal. @param {string} text */
 export function outputOf(text) {
   return text.replace(COLOURS, "");

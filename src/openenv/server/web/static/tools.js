@@ -7,6 +7,7 @@ import { Form } from "./form.js";
 import { PythonBox, callSource } from "./python.js";
 import { Progress } from "./progress.js";
 import { isRecord, withoutDefaults } from "./schema.js";
+import { withCode } from "./texts.js";
 import { formatDuration } from "./values.js";
 import { resultNode } from "./view.js";
 
@@ -100,7 +101,7 @@ class ToolPanel {
     this.form = new Form(schema, { label: tool.name, onChange, onSubmit: () => this.call() });
     this.button = el("button.primary", { type: "button", on: { click: () => this.call() } }, icon("play"), "Call");
     this.result = el("div.result", { "aria-live": "polite" }, el("p.empty-line", {}, "The result appears here."));
-    const about = typeof tool.description === "string" && el("p.about", {}, tool.description);
+    const about = typeof tool.description === "string" && el("p.about", {}, withCode(tool.description));
     this.node = el(
       "div.stack",
       {},
