@@ -64,7 +64,7 @@ def init(
     warning = _lock(folder)
     if warning:
         typer.secho(f"No uv.lock: {warning}", fg="yellow", err=True)
-    _show_next(names.package, names.prefix, folder)
+    _show_next(names, folder)
 
 
 def _agreed_name(name: str) -> str:
@@ -136,12 +136,13 @@ def _lock(folder: Path) -> str | None:
     return None
 
 
-def _show_next(package: str, prefix: str, folder: Path) -> None:
-    """Print three commands that can be copied as they are."""
+def _show_next(names: Names, folder: Path) -> None:
+    """Print commands that can be copied as they are."""
     place = shlex.quote(str(folder))
     # The folder above the package is its import root.
     parent = os.path.relpath(folder.parent)
     inside = "" if parent == "." else f"cd {shlex.quote(str(folder.parent))} && "
+    package, prefix = names.package, names.prefix
     client = (
         f"from {package} import {prefix}Env, {prefix}Action; "
         f"env = {prefix}Env(base_url='http://localhost:8000').sync(); "
@@ -154,6 +155,9 @@ def _show_next(package: str, prefix: str, folder: Path) -> None:
     typer.echo("\nRun its tests, and check it:\n")
     typer.echo(f"  python -m pytest {place}")
     typer.echo(f"  openenv validate {place}")
+    typer.echo("\nBuild its image, and run it:\n")
+    typer.echo(f"  openenv build {place}")
+    typer.echo(f"  docker run -p 8000:8000 {names.placeholders()['__ENV_IMAGE_NAME__']}:latest")
     typer.echo(f"\nThen change {folder}/models.py and {folder}/server/{package}_environment.py.")
 
 

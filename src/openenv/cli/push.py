@@ -292,8 +292,6 @@ def _package(folder: Path) -> SpacePackage:
         package = read_package(folder)
     except PackageStructureError as error:
         raise typer.BadParameter(printable(error), param_hint="FOLDER") from error
-    for warning in package.warnings:
-        _note(warning)
     return package
 
 

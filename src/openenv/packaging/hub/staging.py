@@ -47,7 +47,6 @@ class SpacePackage:
     port: int = DEFAULT_PORT
     variables: dict[str, str] = field(default_factory=dict)
     """The `variables:` of its manifest, as texts."""
-    warnings: tuple[str, ...] = ()
 
 
 def read_package(folder: Path) -> SpacePackage:
@@ -79,9 +78,7 @@ def read_package(folder: Path) -> SpacePackage:
     port = manifest.get("port", DEFAULT_PORT)
     if not isinstance(port, int) or isinstance(port, bool) or not 0 < port < 65536:
         raise PackageStructureError(f"{MANIFEST}: port must be a number from 1 to 65535, not {port!r}")
-    # Not an error: the server creates the folder, but examples write there.
-    warnings = () if (folder / "outputs").is_dir() else ("the package has no folder outputs/",)
-    return SpacePackage(folder, name, port, _variables(manifest.get("variables")), warnings)
+    return SpacePackage(folder, name, port, _variables(manifest.get("variables")))
 
 
 def _variables(value: Any) -> dict[str, str]:
