@@ -152,7 +152,7 @@ test: $(VENV)/ready test-packages clients ## the checks, and every test that is 
 		env WORKERS=$(WORKERS) PRIME=1 scripts/run-tests $(BIN)/python -m "not slow"
 
 test-all: $(VENV)/ready test-packages clients .engine/ready docs ## the slow tests too (STRICT=1: without a second look at failures)
-	@scripts/beside "$(MAKE) --no-print-directory check-and-others test-ray test-clouds test-inspect test-envs test-notebooks test-trainers" \
+	@scripts/beside "$(MAKE) --no-print-directory --keep-going check-and-others test-ray test-clouds test-inspect test-envs test-notebooks test-trainers" \
 		env WORKERS=$(WORKERS) PRIME=1 scripts/run-tests $(BIN)/python
 
 # K8S="-k update" chooses tests; the logs of the cluster's parts are in .k8s/logs afterwards.
