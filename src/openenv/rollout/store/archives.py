@@ -165,11 +165,16 @@ def _is_in_home(sandbox: Sandbox) -> bool:
     return sandbox.workdir.startswith(f"{sandbox.home}/")
 
 
+_IN_MEMORY = 256 * 1024
+
+
 class Archive:
     """An archive to read: its files, folders and links with names below the root."""
 
     def __init__(self, path: Path, *, max_members: int | None = None) -> None:
-        self._tar = tarfile.open(path, "r:")  # noqa: SIM115  closed in __exit__
+        # `tarfile` asks for its position around each header: in memory, that is no system call.
+        content = io.BytesIO(path.read_bytes()) if path.stat().st_size <= _IN_MEMORY else None
+        self._tar = tarfile.open(path, "r:", content)  # noqa: SIM115  closed in __exit__
         self._max_members = max_members
         self.members: list[tuple[str, tarfile.TarInfo]] = []
         self._files: dict[str, tarfile.TarInfo] = {}

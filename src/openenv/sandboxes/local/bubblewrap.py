@@ -28,7 +28,8 @@ import stat
 import subprocess
 import sys
 import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
+import weakref
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
 from importlib.machinery import SourceFileLoader
@@ -40,6 +41,9 @@ from openenv.sandboxes.base import SandboxSpec
 from openenv.sandboxes.exposed_ports import Exposure
 from openenv.sandboxes.host import limit_inside, limit_terminals
 from openenv.sandboxes.local.cgroups import Group
+
+with contextlib.suppress(ImportError):  # Windows does not have it, and never uses it
+    import fcntl
 
 INSIDE = "/run/openenv"
 # With a merged /usr these are links such as /bin -> usr/bin, and links inside; otherwise they are mounted folders.
@@ -197,12 +201,16 @@ def copied_etc() -> dict[str, bytes]:
 
 
 def own_etc(user: SandboxUser) -> dict[str, bytes]:
-    """Return the files of /etc that say nothing about the host."""
+    """Return the files of /etc with the user of a sandbox."""
     entry = f"user:x:{user.uid}:{user.gid}:user:{user.home}:/bin/sh"
     passwd = f"root:x:0:0:root:/nonexistent:/usr/sbin/nologin\n{entry}\nnobody:x:65534:65534::/nonexistent:/bin/false\n"
+    group = f"root:x:0:\nuser:x:{user.gid}:\nnogroup:x:65534:\n"
+    return {"/etc/passwd": passwd.encode(), "/etc/group": group.encode()}
+
+
+def _equal_etc() -> dict[str, bytes]:
+    """Return the files of /etc that are equal in all sandboxes, and say nothing about the host."""
     texts = {
-        "passwd": passwd,
-        "group": f"root:x:0:\nuser:x:{user.gid}:\nnogroup:x:65534:\n",
         "hosts": "127.0.0.1 localhost sandbox\n",
         "hostname": "sandbox\n",
         # only files: the host's may ask daemons (sssd, avahi, systemd) that are not inside, and wait for them
@@ -358,13 +366,16 @@ class ReplyChannel(socket.socket):
 
     def receive(self, timeout: float | None = None) -> InitReply | None:
         """Return the next reply; None if the other end is gone. Raise TimeoutError if none comes in time."""
-        self.settimeout(timeout)
+        poll = select.poll()  # not `settimeout`, which is another system call
+        poll.register(self.fileno(), select.POLLIN)
         try:
-            return _parsed(self.recv(_REPLY))
-        except (TimeoutError, BlockingIOError):  # a timeout of 0 makes the socket a nonblocking one
-            raise TimeoutError("no reply in time") from None
+            if poll.poll(None if timeout is None else timeout * 1000):
+                return _parsed(self.recv(_REPLY, socket.MSG_DONTWAIT))
+        except BlockingIOError:
+            pass
         except ConnectionError:
             return None
+        raise TimeoutError("no reply in time")
 
     def receive_fd(self, timeout: float) -> tuple[InitReply | None, int | None]:
         """Return the next reply with the file descriptor that comes with it."""
@@ -488,19 +499,27 @@ class LaunchKit:
     """The options for the programs of this machine."""
     etc: tuple[str, ...]
     """The options for the visible part of this machine's /etc."""
+    memory: SharedMemory
+    """`filter` and `files`, for descriptors of each sandbox."""
     terminals: Terminals = field(default_factory=Terminals)
+    # A start has some 200 system calls, each of which gives the interpreter lock away. If several threads take turns at
+    # that, each call wakes another one: on 16 cores this doubled the processor time of a start.
+    turn: threading.Lock = field(default_factory=threading.Lock)
+    """Held while a sandbox is prepared, not while it starts."""
 
     @classmethod
     def prepare(cls) -> LaunchKit:
         """Find the programs and compile what goes inside."""
         program, version = find_bubblewrap()
         code, system_calls = _fixed_parts(platform.machine())
+        files = {**_equal_etc(), **copied_etc(), **code}
         return cls(
             program=program,
             version=version,
             interpreter=Interpreter.current(),
             filter=system_calls,
-            files={**copied_etc(), **code},
+            files=files,
+            memory=SharedMemory([system_calls, *files.values()]),
             is_privileged=is_privileged(),
             system=tuple(_system()),
             etc=tuple(_host_etc()),
@@ -591,6 +610,41 @@ def _wait_for_end(process: subprocess.Popen[bytes]) -> None:
         process.wait()
 
 
+# linux/fcntl.h: F_ADD_SEALS, and F_SEAL_SEAL, F_SEAL_SHRINK, F_SEAL_GROW and F_SEAL_WRITE, which are 1, 2, 4 and 8
+_ADD_SEALS, _SEALS = 1033, 15
+
+
+class SharedMemory:
+    """Files in memory that all sandboxes of a backend read, instead of a copy for each.
+
+    Args:
+        contents: The contents of the files.
+    """
+
+    def __init__(self, contents: Iterable[bytes]) -> None:
+        self._files: dict[bytes, int] = {}
+        weakref.finalize(self, _close_all, self._files)
+        for content in contents:
+            self._files[content] = fd = os.memfd_create("file", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+            os.write(fd, content)
+            # Whoever may get hold of a descriptor: nobody changes the files of other sandboxes.
+            fcntl.fcntl(fd, _ADD_SEALS, _SEALS)
+
+    def open(self, content: bytes, files: list[int]) -> str:
+        """Return the number of a new descriptor with its own position, which is added to the files to close."""
+        try:
+            fd = os.open(f"/proc/self/fd/{self._files[content]}", os.O_RDONLY | os.O_CLOEXEC)
+        except OSError:  # without /proc
+            return _memory(content, files)
+        files.append(fd)
+        return str(fd)
+
+
+def _close_all(files: dict[bytes, int]) -> None:
+    for fd in files.values():
+        os.close(fd)
+
+
 def launch(kit: LaunchKit, spec: SandboxSpec, user: SandboxUser, group: Group | None) -> Processes:
     """Start a sandbox and wait until its PID 1 serves.
 
@@ -600,22 +654,10 @@ def launch(kit: LaunchKit, spec: SandboxSpec, user: SandboxUser, group: Group | 
     """
     control = Control()
     errors = os.memfd_create("errors")  # a file, not a pipe: nothing reads it meanwhile, and it must not fill up
-    info, info_end = os.pipe()
-    files: list[int] = []
+    info = -1
     try:
-        options = ["--info-fd", str(info_end)]
-        for target, content in (*own_etc(user).items(), *kit.files.items()):
-            options += ["--perms", "0444", "--file", _memory(content, files), target]
-        options += ["--seccomp", _memory(kit.filter, files)]
-        words = [*namespaces(user), *file_system(spec, user, kit), *options, "--remount-ro", "/", "--chdir", "/"]
-        arguments = _memory(os.fsencode("\0".join(words)), files)  # costs less than two hundred arguments
-        command = [kit.program, "--args", arguments, "--", kit.interpreter.executable]
-        command += ["-I", "-S", f"{INSIDE}/init.pyc", str(control.inner.fileno())]
-        passed = [control.inner.fileno(), info_end, *files]
-        process = _spawn(command, group, passed, errors, files=limit_inside(spec.limits.pids))
-        os.close(info_end)  # the last copy outside: if bubblewrap ends without a word, reading `info` ends
-        info_end = -1
-        control.configure(_config(spec, user, limit_processes=group is None))
+        with kit.turn:
+            process, info = _begin(kit, spec, user, group, control, errors)
         first = _first_process(info)
         processes = Processes(process, control, group, first)
         if not control.wait_ready(_START_S):
@@ -629,17 +671,46 @@ def launch(kit: LaunchKit, spec: SandboxSpec, user: SandboxUser, group: Group | 
         control.close()
         raise
     finally:
-        for fd in (errors, info, info_end, *files):
-            if fd >= 0:
-                os.close(fd)
+        os.close(errors)
+        if info >= 0:
+            os.close(info)
+
+
+def _begin(
+    kit: LaunchKit, spec: SandboxSpec, user: SandboxUser, group: Group | None, control: Control, errors: int
+) -> tuple[subprocess.Popen[bytes], int]:
+    """Start bubblewrap; return its process, and the pipe on which it reports the PID of the sandbox's first process."""
+    info, info_end = os.pipe()
+    files = [info_end]
+    try:
+        options = ["--info-fd", str(info_end)]
+        for target, content in own_etc(user).items():
+            options += ["--perms", "0444", "--file", _memory(content, files), target]
+        for target, content in kit.files.items():
+            options += ["--perms", "0444", "--file", kit.memory.open(content, files), target]
+        options += ["--seccomp", kit.memory.open(kit.filter, files)]
+        words = [*namespaces(user), *file_system(spec, user, kit), *options, "--remount-ro", "/", "--chdir", "/"]
+        arguments = _memory(os.fsencode("\0".join(words)), files)  # costs less than two hundred arguments
+        command = [kit.program, "--args", arguments, "--", kit.interpreter.executable]
+        command += ["-I", "-S", f"{INSIDE}/init.pyc", str(control.inner.fileno())]
+        passed = [control.inner.fileno(), *files]
+        process = _spawn(command, group, passed, errors, files=limit_inside(spec.limits.pids))
+        control.configure(_config(spec, user, limit_processes=group is None))
+        return process, info
+    except BaseException:
+        os.close(info)
+        raise
+    finally:
+        # Among them the last copy outside of `info_end`: if bubblewrap ends without a word, reading `info` ends.
+        for fd in files:
+            os.close(fd)
 
 
 def _memory(content: bytes, files: list[int]) -> str:
     """Return the number of a new file with a content, which is added to the files to close."""
     fd = os.memfd_create("file")
     files.append(fd)
-    os.write(fd, content)
-    os.lseek(fd, 0, os.SEEK_SET)
+    os.pwrite(fd, content, 0)  # and the position stays at the beginning
     return str(fd)
 
 

@@ -478,7 +478,8 @@ class LocalSandboxes(Sandboxes):
         with contextlib.ExitStack() as failing:
             group = None
             if self._hierarchy is not None and self._owner is not None:
-                group = self._hierarchy.create(self._owner, name, spec.limits)
+                with kit.turn:
+                    group = self._hierarchy.create(self._owner, name, spec.limits)
                 failing.callback(group.remove)
             uid, user_ids = self._uid if isinstance(self._uid, int) else _UID, self._user_ids
             if user_ids is not None:
