@@ -11,6 +11,7 @@ import asyncio
 import contextlib
 import fcntl
 import os
+import re
 import stat
 import sys
 import tempfile
@@ -18,7 +19,6 @@ import threading
 import weakref
 from collections.abc import Collection, Iterator
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, Final
 
 COPY_NAME: Final = "openenv-copy"
@@ -27,6 +27,8 @@ _OUR_THREADS: Final = ("openenv-", "asyncio_")  # idle between calls, and starte
 _TOOLS: Final = "openenv.env.tools.execution"
 _HARMLESS_DEVICES: Final = frozenset({"/dev/null", "/dev/zero", "/dev/random", "/dev/urandom", "/dev/tty"})
 _STDIO: Final = 3
+# 7f12c8a00000-7f12c8a21000 rw-s 00000000 00:01 1042 /dev/zero (deleted)
+_SHARED_MEMORY: Final = re.compile(rb"^[0-9a-f]+-[0-9a-f]+ rw.s [0-9a-f]+ \S+ \d+ *(.*)$", re.MULTILINE)
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,12 +89,13 @@ def tool_loops() -> list[asyncio.AbstractEventLoop]:
 
 
 def _processes(copies: Collection[int]) -> str | None:
-    for listing in Path("/proc/self/task").glob("*/children"):
-        with contextlib.suppress(OSError):
-            for pid in listing.read_text().split():
-                name = _text(f"/proc/{pid}/comm")
-                if int(pid) not in copies and name != COPY_NAME:  # a copy of an ended copy has this name
-                    return f"it has started another process ({name or pid}), which copies would share"
+    for thread in os.listdir("/proc/self/task"):
+        for pid in _content(f"/proc/self/task/{thread}/children").split():
+            if int(pid) in copies:
+                continue
+            name = _content(f"/proc/{int(pid)}/comm").decode("utf-8", "replace").strip()
+            if name != COPY_NAME:  # a copy of an ended copy has this name
+                return f"it has started another process ({name or int(pid)}), which copies would share"
     return None
 
 
@@ -121,12 +124,11 @@ def _descriptors(own: Collection[int]) -> str | None:
 
 def _memory() -> str | None:
     """Find memory that stays shared after a fork: `multiprocessing.Array`, /dev/shm, a mapped file."""
-    with open("/proc/self/maps", encoding="utf-8", errors="replace") as file:
-        for line in file:  # 7f12c8a00000-7f12c8a21000 rw-s 00000000 00:01 1042 /dev/zero (deleted)
-            _, rights, _, _, _, *place = line.split(maxsplit=5)
-            if rights.startswith("rw") and rights.endswith("s"):
-                return f"it uses shared memory ({''.join(place).strip() or 'anonymous'}), which copies would share"
-    return None
+    shared = _SHARED_MEMORY.search(_content("/proc/self/maps"))
+    if shared is None:
+        return None
+    place = shared[1].decode("utf-8", "replace").strip() or "anonymous"
+    return f"it uses shared memory ({place}), which copies would share"
 
 
 def _folders() -> str | None:
@@ -189,8 +191,17 @@ def reopen(file: OpenFile) -> None:
         os.close(fd)
 
 
-def _text(path: str) -> str:
+def _content(path: str) -> bytes:
+    """Return the content of a file of /proc; empty if it is gone."""
     try:
-        return Path(path).read_text().strip()
+        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     except OSError:
-        return ""
+        return b""
+    content = bytearray()
+    try:
+        with contextlib.suppress(OSError):
+            while part := os.read(fd, 1 << 20):
+                content += part
+    finally:
+        os.close(fd)
+    return bytes(content)
