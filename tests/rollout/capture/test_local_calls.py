@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import json
+import threading
+import time
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -137,3 +139,121 @@ def test_many_local_calls_at_once_are_each_recorded_once(open_agent: Any, engine
     assert asyncio.run(all_of_them()) == [200] * 256
     assert [len(agent.capture.calls()) for agent in agents] == [4] * 64
     assert len(engine.requests) == 256
+
+
+# -- a proxy on the caller's loop --------------------------------------------------------------------------------------
+
+
+def body_for(text: str) -> bytes:
+    return json.dumps({**BODY, "messages": [{"role": "user", "content": text}]}).encode()
+
+
+def test_a_proxy_on_the_callers_loop_needs_no_thread_and_records_each_call(engine: Any, tmp_path: Path) -> None:
+    async def play() -> tuple[list[int], list[str], int]:
+        threads = threading.active_count()
+        async with CaptureServer(tmp_path).on_this_loop() as server:
+            capture = server.open("here", Model(base_url=engine.url, name="m"))
+            replies = await asyncio.gather(*(capture.post(PATH, body_for(f"{number}")) for number in range(8)))
+            more = threading.active_count() - threads
+            await capture.aclose()
+            await capture.aclose()
+            return [reply.status for reply in replies], [str(call.ended) for call in capture.calls()], more
+
+    statuses, ends, threads = asyncio.run(play())
+    assert (statuses, ends) == ([200] * 8, ["complete"] * 8)
+    assert threads == 0
+
+
+def test_cancelled_and_late_calls_on_the_same_loop_end_as_if_the_agent_hung_up(
+    engine: Any, fake: Any, tmp_path: Path
+) -> None:
+    engine.respond = lambda request: fake.Answer([30.0])
+
+    async def play() -> list[str]:
+        async with CaptureServer(tmp_path).on_this_loop() as server:
+            capture = server.open("here", Model(base_url=engine.url, name="m"))
+            call = asyncio.ensure_future(capture.post(PATH, body_for("first")))
+            while not engine.requests:  # noqa: ASYNC110 - the engine runs in another thread
+                await asyncio.sleep(0.01)
+            call.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await call
+            with pytest.raises(CaptureError, match="no answer after"):
+                await capture.post(PATH, body_for("second"), timeout_s=0.05)
+            await capture.aclose()
+            assert capture.stats().active == 0
+            return [str(call.ended) for call in capture.calls()]
+
+    assert asyncio.run(play()) == ["agent_gone", "agent_gone"]
+
+
+def test_the_end_of_a_proxy_on_the_callers_loop_ends_its_calls(engine: Any, fake: Any, tmp_path: Path) -> None:
+    engine.respond = lambda request: fake.Answer([30.0])
+
+    async def play() -> tuple[int, list[str]]:
+        server = CaptureServer(tmp_path)
+        async with server.on_this_loop():
+            capture = server.open("here", Model(base_url=engine.url, name="m"))
+            call = asyncio.ensure_future(capture.post(PATH, body_for("first")))
+            while not engine.requests:  # noqa: ASYNC110 - the engine runs in another thread
+                await asyncio.sleep(0.01)
+            with pytest.raises(CaptureError, match="runs already"):
+                await asyncio.to_thread(server.start)
+        reply = await asyncio.wait_for(call, 10)
+        with pytest.raises(CaptureError, match="does not run"):
+            await capture.post(PATH, body_for("late"))
+        await capture.aclose()  # has been closed by the end
+        return reply.status, [str(call.ended) for call in capture.calls()]
+
+    assert asyncio.run(play()) == (403, ["revoked"])
+
+
+def test_calls_on_the_same_loop_wait_while_the_proxy_is_paused(engine: Any, tmp_path: Path) -> None:
+    async def play() -> int:
+        async with CaptureServer(tmp_path).on_this_loop() as server:
+            capture = server.open("here", Model(base_url=engine.url, name="m"))
+            await asyncio.to_thread(server.pause)
+            call = asyncio.ensure_future(capture.post(PATH, body_for("held back")))
+            server.resume()
+            server.hold()  # at once, before the loop runs again
+            done, _ = await asyncio.wait({call}, timeout=0.2)
+            assert not done
+            assert not engine.requests
+            server.resume()
+            return (await call).status
+
+    assert asyncio.run(play()) == 200
+
+
+def test_a_loop_that_was_busy_for_longer_than_the_timeout_does_not_lose_the_answer(
+    engine: Any, fake: Any, tmp_path: Path
+) -> None:
+    answer = json.dumps({"choices": [{"index": 0, "message": {"role": "assistant", "content": "Hi."}}]}).encode()
+    json_type = {"content-type": "application/json"}
+    # The rest comes after the loop is free again, and within another timeout.
+    engine.respond = lambda request: fake.Answer([answer[:10], 1.0, answer[10:]], 200, json_type)
+
+    async def play() -> int:
+        async with CaptureServer(tmp_path).on_this_loop() as server:
+            model = Model(base_url=engine.url, name="m", request_timeout_s=0.5)
+            capture = server.open("here", model)
+            call = asyncio.ensure_future(capture.post(PATH, body_for("first")))
+            while not engine.requests:  # noqa: ASYNC110 - the engine runs in another thread
+                await asyncio.sleep(0)
+            end = time.monotonic() + 0.7
+            while time.monotonic() < end:  # a trainer that computes on the loop
+                pass
+            return (await call).status
+
+    assert asyncio.run(play()) == 200
+
+
+def test_a_thread_without_a_loop_waits_for_its_call_and_gives_up_in_time(
+    open_agent: Any, engine: Any, fake: Any, wait_for: Any
+) -> None:
+    agent = open_agent()
+    assert agent.capture.post_and_wait(PATH, body_for("first"), timeout_s=30).status == 200
+    engine.respond = lambda request: fake.Answer([30.0])
+    with pytest.raises(CaptureError, match=r"no answer after 0\.2 s"):
+        agent.capture.post_and_wait(PATH, body_for("second"), timeout_s=0.2)
+    wait_for(lambda: [call.ended for call in agent.capture.calls()] == ["complete", "agent_gone"])
