@@ -145,6 +145,8 @@ async def play(
 ) -> AsyncIterator[EpisodeStream]:
     """Let a model play episodes; yield a stream of groups, each as soon as its last episode ends.
 
+    The players run on this event loop: train in a thread (`asyncio.to_thread`), or they wait for each update.
+
     Args:
         url: The server, or several servers that share the sessions.
         model: The endpoint, with `sampling` and everything else about the calls. A model without `sampling` samples

@@ -218,11 +218,13 @@ def _softened(finding: Finding) -> Finding:
     return replace(finding, severity="WARN") if finding.code in _TURN else finding
 
 
+_SAMPLING_NAMES = sorted({*SAMPLING_PARAMETERS, "seed"})
+
+
 def sampling_of(call: Call) -> Json:
     """Return the sampling parameters of a call."""
-    names = sorted({*SAMPLING_PARAMETERS, "seed"})
     sent = call.sent_parameters
-    return {name: sent[name] for name in names if sent.get(name) is not None}
+    return {name: sent[name] for name in _SAMPLING_NAMES if sent.get(name) is not None}
 
 
 def main_setting(graph: CallGraph) -> bytes | None:
