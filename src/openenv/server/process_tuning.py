@@ -60,10 +60,10 @@ def tune_garbage_collection() -> None:
 @contextlib.contextmanager
 def tuned_garbage_collection() -> Iterator[None]:
     """Tune garbage collection for the duration of a block, unless the process has done it already."""
-    if gc.get_freeze_count():
+    threshold = gc.get_threshold()
+    if threshold[0] == _GARBAGE_THRESHOLD:  # the number of frozen objects says nothing: Python 3.12 starts with some
         yield
         return
-    threshold = gc.get_threshold()
     gc.collect()  # garbage that is frozen stays
     tune_garbage_collection()
     try:

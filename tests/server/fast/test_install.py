@@ -30,6 +30,7 @@ from environments import Heard, Parrot, Say
 from openenv.server.app import create_app
 from openenv.server.ws import WsEndpoint
 
+gc.freeze()  # Python 3.12 begins with frozen objects, too
 Parrot.gate.set()
 seen = []
 begin = WsEndpoint.begin
