@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import os
 import threading
 import weakref
 from collections.abc import Callable, Iterator
 
 import pytest
 
-from openenv.server.runners import Dispatcher, ThreadRunner, current_dispatcher
+from openenv.server.runners import Dispatcher, ThreadRunner, cores, current_dispatcher, has_affinity
 from waiting import wait_until_async
 
 
@@ -255,3 +256,117 @@ async def test_calls_of_several_threads_in_one_pass_all_arrive() -> None:
         assert len({step.thread for step in done}) == 8
     finally:
         runner.close()
+
+
+def affinity(thread: threading.Thread) -> set[int]:
+    assert thread.native_id is not None
+    return os.sched_getaffinity(thread.native_id)
+
+
+@pytest.fixture
+def always_shared(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let each pass share a core, however few calls it has."""
+    monkeypatch.setattr("openenv.server.runners.dispatcher.SHARED_FROM", 1)
+
+
+several_cores = pytest.mark.skipif(
+    not has_affinity() or cores() == 1, reason="there is only one core to pin threads to"
+)
+
+
+@several_cores
+@pytest.mark.anyio
+async def test_a_loop_and_its_threads_sleep_on_one_core_and_run_on_all(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("openenv.server.runners.dispatcher.WAIT_S", 30.0)  # a busy machine is not a slow step
+    dispatcher, done, runner = current_dispatcher(), list[Step](), ThreadRunner(spread=3)
+    every, loop_thread = os.sched_getaffinity(0), threading.current_thread()
+    seen, loops = list[set[int]](), list[set[int]]()
+
+    def look() -> None:
+        seen.append(os.sched_getaffinity(0))
+        loops.append(affinity(loop_thread))
+
+    try:
+        lanes = [runner.lane() for _ in range(3)]
+        for _ in range(3):
+            done.clear()
+            for lane in lanes:
+                lane.submit(Step(dispatcher, done, look), dispatcher)
+            await wait_until_async(lambda: len(done) == 3)
+            assert os.sched_getaffinity(0) == every
+        assert seen == [every] * 9
+        workers = [affinity(worker.host.thread) for worker in lanes]  # type: ignore[attr-defined]
+        assert {len(chosen) for chosen in workers + loops} == {1}
+    finally:
+        runner.close()
+
+
+@several_cores
+@pytest.mark.anyio
+@pytest.mark.usefixtures("always_shared")
+async def test_a_long_step_may_use_all_cores_and_so_may_the_loop(runner: ThreadRunner) -> None:
+    dispatcher, done = current_dispatcher(), list[Step]()
+    every, goes_on, lane = os.sched_getaffinity(0), threading.Event(), runner.lane()
+    lane.submit(Step(dispatcher, done), dispatcher)
+    await wait_until_async(lambda: len(done) == 1)
+    lane.submit(Step(dispatcher, done, goes_on.wait), dispatcher)
+    await wait_until_async(lambda: runner.handovers.late + runner.handovers.apart > 0)
+    assert affinity(lane.host.thread) == os.sched_getaffinity(0) == every  # type: ignore[attr-defined]
+    goes_on.set()
+    await wait_until_async(lambda: len(done) == 2)
+
+
+@several_cores
+@pytest.mark.anyio
+@pytest.mark.usefixtures("always_shared")
+async def test_cores_that_somebody_else_has_chosen_stay(runner: ThreadRunner) -> None:
+    dispatcher, done = current_dispatcher(), list[Step]()
+    every, lane, loop_thread = os.sched_getaffinity(0), runner.lane(), threading.current_thread()
+    chosen = set[int]()
+
+    def choose() -> None:
+        assert loop_thread.native_id is not None
+        chosen.update(every - affinity(loop_thread))
+        os.sched_setaffinity(loop_thread.native_id, chosen)
+
+    try:
+        lane.submit(Step(dispatcher, done, choose), dispatcher)
+        await wait_until_async(lambda: len(done) == 1)
+        assert chosen
+        assert os.sched_getaffinity(0) == chosen
+    finally:
+        os.sched_setaffinity(0, every)
+
+
+@several_cores
+@pytest.mark.anyio
+@pytest.mark.usefixtures("always_shared")
+async def test_steps_run_where_the_system_pins_no_threads(
+    runner: ThreadRunner, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(thread: int, cores: object) -> None:
+        raise PermissionError
+
+    dispatcher, done, lane = current_dispatcher(), list[Step](), runner.lane()
+    monkeypatch.setattr(os, "sched_setaffinity", refuse)
+    for count in (1, 2, 3):
+        lane.submit(Step(dispatcher, done), dispatcher)
+        await wait_until_async(lambda expected=count: len(done) == expected)  # type: ignore[misc]
+
+
+@pytest.mark.anyio
+async def test_unknown_constructors_and_calls_of_a_slow_kind_do_not_hold_the_loop(runner: ThreadRunner) -> None:
+    dispatcher, done, lane = current_dispatcher(), list[Step](), runner.lane()
+
+    async def construct() -> None:
+        count, step = len(done), Step(dispatcher, done)
+        step.kind = "construct"
+        lane.submit(step, dispatcher)
+        await wait_until_async(lambda: len(done) > count)
+
+    await construct()
+    for seconds in (0.1, 0.0):
+        for _ in range(100):
+            runner.profile.record("construct", seconds)
+        await construct()
+    assert (runner.handovers.apart, runner.handovers.quick + runner.handovers.late) == (2, 1)

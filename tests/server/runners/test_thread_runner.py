@@ -10,7 +10,7 @@ import pytest
 
 from openenv.server.runners import InlineRunner, Lane, ThreadRunner, make_runner
 from openenv.server.runners.dispatcher import FAST_S, PROOF, SLOW_S, CallProfile
-from openenv.server.runners.thread import PARKED, SPREAD
+from openenv.server.runners.thread import PARKED, QUICK_SPREAD, SPREAD
 from slow_steps import take
 from waiting import wait_until
 
@@ -75,6 +75,25 @@ def test_unproven_sessions_are_spread_over_threads(runner: ThreadRunner) -> None
     assert len({thread_of(lane) for lane in lanes}) == SPREAD
     thread_of(runner.lane())
     assert runner.threads == SPREAD
+
+
+def test_sessions_that_begin_quickly_use_fewer_threads_while_they_are_few(runner: ThreadRunner) -> None:
+    runner.profile.record("construct", 0.0)
+    lanes = [runner.lane() for _ in range(4 * QUICK_SPREAD)]
+    assert runner.threads == QUICK_SPREAD
+    lanes += [runner.lane() for _ in range(4 * SPREAD)]
+    assert runner.threads == SPREAD
+    assert len({thread_of(lane) for lane in lanes}) == SPREAD
+
+
+def test_sessions_whose_reset_takes_a_while_are_spread_at_once() -> None:
+    runner = ThreadRunner()
+    try:
+        runner.profile.record("construct", 0.0)
+        runner.profile.record("reset", FAST_S * 4)
+        assert len({thread_of(runner.lane()) for _ in range(SPREAD)}) == SPREAD
+    finally:
+        runner.close()
 
 
 def test_processes_of_one_server_spread_their_sessions_over_as_many_threads_as_one_does() -> None:

@@ -7,16 +7,19 @@
       delivers, writes  <── results ───┘                one wake-up for all
 
 Only one of the two runs at a time, so they do not compete for the interpreter lock: a turn costs two changes of
-threads, and while the loop waits, more requests arrive for the next turn. If a call blocks, the loop goes on. Then
-results wake it, and it does not wait for that thread for some passes. Knows calls and threads; must not know sessions
-or environments.
+threads, and while the loop waits, more requests arrive for the next turn. They sleep on one core (`SharedCore`). If a
+call blocks, the loop goes on. Then results wake it, and it does not wait for that thread for some passes. Knows calls
+and threads; must not know sessions or environments.
 """
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import ctypes
 import logging
 import math
+import os
 import threading
 import time
 from collections import deque
@@ -25,7 +28,7 @@ from dataclasses import dataclass
 from queue import SimpleQueue
 from typing import Any, Final, Literal, Protocol, TypeVar
 
-from .base import LaneCall
+from .base import LaneCall, has_affinity
 
 logger = logging.getLogger(__name__)
 
@@ -43,10 +46,89 @@ _STEPS = ("step", "tool")
 _OTHER = {"step": "tool", "tool": "step"}
 _WEIGHT = 0.1
 _MOST_WAITS: Final = 5
+SHARED_FROM: Final = 8
+"""From so many steps on, a pass of one thread shares a core. A few are answered sooner with two cores awake."""
+KEEP_CORE_S: Final = 0.1
+"""How long a loop and its threads stay on a core before they may choose another one."""
 _MOST_MISSES: Final = 8
 _ATTRIBUTE = "_openenv_objects"
 
 T = TypeVar("T")
+
+
+def _core_reader() -> Callable[[], int] | None:
+    """Return a function that returns the core of the calling thread, if the system can pin threads to cores."""
+    if not has_affinity():
+        return None
+    try:
+        # `PyDLL` keeps the interpreter lock; giving it up and taking it again costs more than the call.
+        reader = ctypes.PyDLL(None).sched_getcpu
+    except (OSError, AttributeError):  # another C library
+        return None
+    reader.argtypes, reader.restype = (), ctypes.c_int
+    return reader
+
+
+class SharedCore:
+    """The core on which a loop and its threads wake each other, while the loop waits for their turns.
+
+    The scheduler would wake each of them on another idle core, without the data of the one before in its cache: with
+    64 sessions on 32 threads, that made a step on eight cores three times as expensive as on one. Only one of them runs
+    at a time, so one core is enough:
+
+        loop      reads -> pinned, sleeps --------------------------> all cores: delivers, writes
+        thread    pinned, sleeps -> all cores: runs calls -> pinned, wakes the next, sleeps
+
+    Environment code never runs pinned: its threads and processes inherit all cores, a long step can move to another
+    one, and so can the loop. Does nothing if the process may use only one core, or if the system cannot pin threads.
+    """
+
+    __slots__ = ("_chosen_at", "_core", "_read_core", "_wanted", "cores")
+
+    def __init__(self) -> None:
+        self.cores: set[int] | None = None
+        """The cores that the process may use, while the loop waits for a pass that shares one; else None."""
+        self._core = -1
+        self._wanted = {-1}
+        self._chosen_at = -math.inf
+        self._read_core = _core_reader()
+
+    def gather(self) -> None:
+        """Pin the loop's thread, which goes to sleep."""
+        if self._read_core is None:
+            return
+        cores = os.sched_getaffinity(0)
+        if len(cores) == 1:
+            return
+        # Every move costs each thread a migration, so a core is kept for a while, but not for long: another process
+        # may need it.
+        now = time.perf_counter()
+        if now - self._chosen_at > KEEP_CORE_S or self._core not in cores:
+            self._chosen_at = now
+            self._core = self._read_core()
+            self._wanted = {self._core}
+        self.cores = cores
+        self.pin()
+
+    def pin(self) -> None:
+        """Pin the calling thread, which goes to sleep."""
+        try:
+            os.sched_setaffinity(0, self._wanted)
+        except (OSError, ValueError):  # not permitted, or the core was taken away: from now on the system decides
+            self._read_core = None
+
+    def leave(self) -> None:
+        """Let the loop's thread use all cores again."""
+        cores, self.cores = self.cores, None
+        # Not if somebody has moved the thread meanwhile (`taskset`); the same core twice cannot be told apart.
+        if cores is not None and os.sched_getaffinity(0) == self._wanted:
+            unpin(cores)
+
+
+def unpin(cores: Iterable[int]) -> None:
+    """Let the calling thread use these cores."""
+    with contextlib.suppress(OSError):  # all of them were taken away; the system has chosen others
+        os.sched_setaffinity(0, cores)
 
 
 class CallProfile:
@@ -70,6 +152,18 @@ class CallProfile:
             self._steps += calls
             other = means.get(_OTHER[kind], 0.0)
             self.step_s = mean if mean > other else other
+
+    def is_expected_to_last(self, call: LaneCall) -> bool:
+        """Whether a call, or those after it, probably take so long that the loop should not wait for them."""
+        # Of an unknown class, only the constructor: it may load a model.
+        mean = self._mean_s.get(call.kind, math.inf if call.kind == "construct" else 0.0)
+        return call.count * self.step_s > WAIT_S or mean > SLOW_S
+
+    @property
+    def begins_quickly(self) -> bool:
+        """Whether environments are built, and reset as far as is known, in the time of a fast step."""
+        means = self._mean_s
+        return means.get("construct", math.inf) <= FAST_S and means.get("reset", 0.0) <= FAST_S
 
     @property
     def is_slow(self) -> bool:
@@ -112,10 +206,12 @@ class WorkerThread:
         self._call: LaneCall | None = None
         self._misses = 0
         self._passes_without_wait = 0
+        self._pinned_from: set[int] | None = None  # the cores of the pinned thread before
         self._name = name
         self._start()
 
     def _start(self) -> None:
+        self._pinned_from = None
         # A daemon: a hanging environment must not keep the process alive.
         self.thread = threading.Thread(target=self._run, name=self._name, daemon=True)
         self.thread.start()
@@ -150,7 +246,7 @@ class WorkerThread:
         """Whether the loop should wait for calls: they are expected to be quick."""
         if self._passes_without_wait:
             self._passes_without_wait -= 1
-        elif self._began is None and (not calls or calls[0].count * self.profile.step_s <= WAIT_S):
+        elif self._began is None and (not calls or not self.profile.is_expected_to_last(calls[0])):
             return True
         self._counts.apart += 1
         return False
@@ -188,6 +284,9 @@ class WorkerThread:
         """Run the queued calls, or as many as a turn has time for; return False if a new thread runs the rest."""
         calls, record, clock = self.calls, self.profile.record, time.perf_counter
         thread = threading.current_thread()
+        if self._pinned_from is not None:
+            unpin(self._pinned_from)
+            self._pinned_from = None
         now = began = clock()
         ends_at = now + TURN_S if turn else math.inf
         # Quick calls of one kind are recorded together: one by one, that would be a tenth of the thread's work.
@@ -215,9 +314,15 @@ class WorkerThread:
         if count:
             record(kind, (now - began) / count, count)
         self._began = self._call = None
-        if turn and not turn.end() and calls:
-            return self._run_calls(None)
-        return True
+        return turn is None or self._end_turn(turn)
+
+    def _end_turn(self, turn: ThreadTurn) -> bool:
+        """Wake the loop or the next thread; run the rest of the calls if the loop has not waited."""
+        cores = turn.core.cores
+        if cores is not None:  # before it wakes anybody: the system must not move this thread first
+            self._pinned_from = cores
+            turn.core.pin()
+        return turn.end() or not self.calls or self._run_calls(None)
 
 
 class ThreadTurn:
@@ -229,12 +334,16 @@ class ThreadTurn:
         worker: The thread.
         calls: What it runs.
         following: The turns that have not begun; all turns of a pass share this queue.
+        core: Where the thread sleeps afterwards.
     """
 
-    __slots__ = ("_calls", "_claim", "_ended", "_following", "worker")
+    __slots__ = ("_calls", "_claim", "_ended", "_following", "core", "worker")
 
-    def __init__(self, worker: WorkerThread, calls: list[LaneCall], following: deque[ThreadTurn]) -> None:
+    def __init__(
+        self, worker: WorkerThread, calls: list[LaneCall], following: deque[ThreadTurn], core: SharedCore
+    ) -> None:
         self.worker = worker
+        self.core = core
         self._calls = calls
         self._following = following
         self._claim = [None]  # whoever removes the item decides; `pop` is atomic
@@ -308,7 +417,7 @@ class Dispatcher:
     """Hands the calls of one event loop to threads, and delivers their results to it."""
 
     __slots__ = (
-        "__weakref__", "_is_waiting", "_outgoing", "_ready", "_scheduled", "_thread", "after_delivery",
+        "__weakref__", "_core", "_is_waiting", "_outgoing", "_ready", "_scheduled", "_thread", "after_delivery",
         "is_delivering", "loop",
     )  # fmt: skip
 
@@ -319,6 +428,7 @@ class Dispatcher:
         self._outgoing: dict[WorkerThread, list[LaneCall]] = {}  # handed over at the end of this pass
         self._is_waiting = False
         self._thread = threading.get_ident()
+        self._core = SharedCore()
         self.is_delivering = False
         self.after_delivery: Callable[[], None] | None = None
 
@@ -357,18 +467,22 @@ class Dispatcher:
         following: deque[ThreadTurn] = deque()
         for worker, calls in outgoing.items():
             if worker.is_awaited(calls):
-                turns.append(ThreadTurn(worker, calls, following))
+                turns.append(ThreadTurn(worker, calls, following, self._core))
             else:
                 worker.put(calls)
         if not turns:
             return
         following.extend(turns[1:])
+        first = outgoing[turns[0].worker]
+        if len(turns) > 1 or not first or len(first) * first[0].count >= SHARED_FROM:
+            self._core.gather()
         self._is_waiting = True  # from here on, results do not wake the loop
         try:
             turns[0].begin()
             late = self._wait_for(turns, following)
         finally:
             self._is_waiting = False
+            self._core.leave()
         for turn in turns:
             worker, is_late = turn.worker, turn in late and turn.give_up()
             worker.waited_for(is_late=is_late)

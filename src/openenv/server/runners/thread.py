@@ -2,7 +2,8 @@
 
 A new session is placed by the measured durations of calls, and stays on its thread unless a neighbour hangs:
 
-    no calls yet          up to `SPREAD` threads, the emptiest first; fewer if several processes share the sessions
+    no steps yet          up to `SPREAD` threads, the emptiest first; fewer if several processes share the sessions,
+                          or if constructors and resets are quick and there are few sessions
     steps are fast        one shared thread: few hand-overs, and the interpreter lock changes hands rarely
     some calls are slow   a separate thread, up to `max_threads`
     in between            spread: milliseconds of waiting for a disk or an engine would add up on one thread
@@ -28,6 +29,8 @@ from .dispatcher import CallProfile, HandoverCounts, WorkerThread
 logger = logging.getLogger(__name__)
 
 SPREAD = 32
+QUICK_SPREAD = 16
+_QUICK_SESSIONS: Final = 4  # on each thread, before there are more than `QUICK_SPREAD`
 PARKED = 4
 _SWITCH_S: Final = 0.0005
 
@@ -136,7 +139,12 @@ class ThreadRunner:
                 free = [worker for worker in self._workers if not worker.is_stuck]
                 self._shared = self._emptiest(free) or self._new_worker()
             return self._shared
-        limit = self._max_threads if self.profile.is_slow else min(self._spread, self._max_threads)
+        limit = min(self._spread, self._max_threads)
+        if self.profile.is_slow:
+            limit = self._max_threads
+        elif self.profile.begins_quickly:  # then steps are probably quick, and each further thread makes them slower
+            sessions = sum(worker.sessions for worker in self._workers)
+            limit = min(limit, max(QUICK_SPREAD, sessions // _QUICK_SESSIONS))
         if len(self._workers) < limit:
             return self._new_worker()
         return self._emptiest(self._workers) or self._new_worker()

@@ -465,8 +465,7 @@ class Session:
         call = self.make_call(self, CONSTRUCT, factory, done, dispatcher, None)
         self._dispatcher = dispatcher
         self._running = call
-        # The calls of a single request go to the thread together, in the turn of this pass.
-        self.lane.submit(call, dispatcher if self.kind is SessionKind.ONCE else None)
+        self.lane.submit(call, dispatcher)
 
     def submit(
         self,
