@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import subprocess
 from collections.abc import Callable
 from pathlib import Path
@@ -58,14 +59,7 @@ def test_either_client_steps_a_new_package(
 
 
 PUBLIC_TEXTS = {
-    "openenv.yaml": [
-        "name: maze_env",
-        "type: space",
-        "runtime: fastapi",
-        "app: server.app:app",
-        "port: 8000",
-        "validation:",
-    ],
+    "openenv.yaml": ["name: maze_env", "type: space", "runtime: fastapi", "app: server.app:app", "port: 8000"],
     "models.py": ["maze_env", "MazeAction", "MazeObservation"],
     "client.py": ["MazeEnv", "openenv-maze:latest"],
     "README.md": ["sdk: docker", "app_port: 8000", "- openenv", "openenv-maze:latest"],
@@ -74,6 +68,14 @@ PUBLIC_TEXTS = {
     "server/requirements.txt": ["uvicorn", "openenv"],
 }
 """Texts that public code and tests look for in a new package."""
+INIT = """
+import json, sys
+from typer.testing import CliRunner
+from openenv.cli.__main__ import app
+
+runs = [CliRunner().invoke(app, ["init", name, "--output-dir", "."]) for name in ("maze_env", "1_env", "", "maze_env")]
+print(json.dumps([[run.exit_code, " ".join(run.output.split())] for run in runs]))
+"""
 
 
 @pytest.mark.slow
@@ -81,29 +83,25 @@ PUBLIC_TEXTS = {
 def test_the_texts_that_public_code_looks_for_are_in_both_new_packages(
     tmp_path: Path, ours: Interpreter, published: Interpreter
 ) -> None:
-    for made in (ours, published):
-        folder = tmp_path / made.name
+    for package in (ours, published):
+        folder = tmp_path / package.name
         folder.mkdir()
-
-        def init(name: str, made: Interpreter = made, folder: Path = folder) -> subprocess.CompletedProcess[str]:
-            command = [made.python, "-m", "openenv.cli", "init", name, "--output-dir", "."]
-            environment = {**made.environment(tmp_path), "COLUMNS": "200"}
-            return subprocess.run(
-                command, cwd=folder, env=environment, capture_output=True, text=True, timeout=240, check=False
-            )
-
-        done = init("maze_env")
-        assert done.returncode == 0, done.stderr
-        assert "docker run -p 8000:8000 openenv-maze:latest" in " ".join(done.stdout.split())
-        package = folder / "maze_env"
-        missing = [
-            (made.name, file, text)
+        environment = {**package.environment(tmp_path), "COLUMNS": "200"}
+        command = [package.python, "-c", INIT]
+        done = subprocess.run(
+            command, cwd=folder, env=environment, capture_output=True, text=True, timeout=240, check=False
+        )
+        assert done.returncode == 0, (package.name, done.stderr)
+        (made, printed), *refused = json.loads(done.stdout.splitlines()[-1])
+        assert made == 0
+        assert "docker run -p 8000:8000 openenv-maze:latest" in printed
+        missing = {
+            (file, text)
             for file, texts in PUBLIC_TEXTS.items()
             for text in texts
-            if text not in (package / file).read_text()
-        ]
-        assert missing == []
-        for name, text in (("1_env", "is not a valid"), ("", "cannot be empty"), ("maze_env", "already exists")):
-            refused = init(name)
-            assert refused.returncode != 0
-            assert text in refused.stdout + refused.stderr
+            if text not in (folder / "maze_env" / file).read_text()
+        }
+        assert missing == set(), package.name
+        for (code, error), text in zip(refused, ("is not a valid", "cannot be empty", "already exists"), strict=True):
+            assert code != 0
+            assert text in error

@@ -47,6 +47,11 @@ def test_a_bare_host_is_an_address(parrot: Any) -> None:
         client.reset()
 
 
+def test_the_names_that_subclasses_of_the_oldest_client_use_are_there() -> None:
+    client = DictHTTPClient("http://localhost:1/", 3)
+    assert (client._base, client._timeout) == ("http://localhost:1", 3.0)
+
+
 def test_errors_are_typed(serve: Serve, parrot_app: Callable[..., Any]) -> None:
     server = serve(parrot_app(sessions=1))
     with DictHTTPClient(server.url) as client:
