@@ -242,7 +242,7 @@ def kill_until_done(plan: Plan, folder: Path, draw: random.Random, most: int, re
         enough = result.kills >= most
         how = None if enough else draw.choice(plan.hows)
         # At most the entries of all rollouts at once: rollouts that replay their answers must come further at times.
-        count = draw.randrange(1, plan.concurrency * plan.entries)
+        count = draw.randrange(1, plan.concurrency * plan.entries // draw.choice((1, 4, 8)))
         status = forked(plan, folder, how, count, draw.uniform(0.0, plan.longest_s))
         if how is not None:
             result.killed[how] += 1
@@ -353,7 +353,7 @@ def overhead(options: argparse.Namespace, folder: Path) -> bool:
 
         return call
 
-    for name in ("create", "begin", "resent", "note", "event", "prompt", "append", "replay", "release"):
+    for name in ("create", "begin", "resent", "note", "event", "prompt", "append", "replay", "release", "sync"):
         setattr(Recorder, name, timed(getattr(Recorder, name)))
     with served(script_of("shell-chat", options.turns), folder) as model:
         tasks = tasks_of(options.rollouts, options.turns)

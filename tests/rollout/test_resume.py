@@ -7,11 +7,13 @@ import errno
 import json
 import os
 import re
+import shutil
 import signal
 import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -38,6 +40,7 @@ from openenv.rollout.agents.base import AgentRun, Launch, LoopTools
 from openenv.rollout.agents.builtin import Shell
 from openenv.rollout.agents.shell_chat import ShellChat
 from openenv.rollout.capture.records import FILE, JournalFull, Recorder, read, read_events
+from openenv.rollout.run.batch import RunFile
 from openenv.rollout.store.comparison import compare_stores
 from openenv.sandboxes.base import Sandbox, Sandboxes
 from openenv.testing import Script, ScriptedModel, Turn
@@ -359,6 +362,64 @@ def test_rollouts_without_a_description_of_their_engine_need_an_agent(local: San
         assert store.get("new").outcome.status == "ok"
         [outcome] = resume_rollouts(store, agent="noop", sandbox=local)
         assert (outcome.rollout_id, outcome.status) == ("old", "ok")
+
+
+def test_two_processes_that_resume_a_store_share_its_rollouts(
+    local: Sandboxes, scripted: ScriptedModel, tmp_path: Path
+) -> None:
+    killed_run(tmp_path, scripted, lambda: len(scripted.played()) >= 4)
+    options: dict[str, Any] = {"agent": AskingAgent(), "model": Model(**scripted.model()), "sandbox": local, "seed": 7}
+    with RolloutStore(tmp_path) as one, RolloutStore(tmp_path) as other, ThreadPoolExecutor(2) as pool:
+        waiting = sorted(each for each in one.interrupted() if one.is_begun(each))
+        assert waiting
+        both = [pool.submit(resume_rollouts, store, **options) for store in (one, other)]
+        outcomes = [outcome for each in both for outcome in each.result(120)]
+        assert sorted(each.rollout_id for each in outcomes) == waiting, "each is resumed once"
+        assert {answers_in(one, each.rollout_id) for each in outcomes} == {5}
+        assert {each.status for each in outcomes} == {"ok"}
+
+
+def test_an_interrupted_store_continues_under_another_path(
+    local: Sandboxes, scripted: ScriptedModel, tmp_path: Path
+) -> None:
+    killed_run(tmp_path / "first", scripted, lambda: len(scripted.played()) >= 6)
+    shutil.copytree(tmp_path / "first", tmp_path / "moved")
+    shutil.rmtree(tmp_path / "first")
+    before = sum(file.read_bytes().count(b'"how":"complete"') for file in tmp_path.glob(f"moved/captures/*/{FILE}"))
+    with RolloutStore(tmp_path / "moved") as store:
+        outcomes = run(store, scripted, local, resume=True)
+        assert [each.status for each in outcomes] == ["ok"] * 6
+        assert {answers_in(store, each.rollout_id) for each in outcomes} == {5}
+        assert before >= 3
+
+
+def test_a_damaged_journal_ends_its_rollout_without_a_reward(
+    local: Sandboxes, scripted: ScriptedModel, tmp_path: Path
+) -> None:
+    interrupted, _ = _interrupted(tmp_path, scripted)
+    with RolloutStore(tmp_path) as store:
+        file = store.captures / interrupted / FILE
+        file.write_bytes(file.read_bytes().replace(b'"chat.completion"', b'"chat.completio2"', 1))
+        before = len(scripted.played())
+        options = EngineOptions(agent=AskingAgent(), model=Model(**scripted.model()), sandbox=local, store=store)
+        with Engine(options) as engine:
+            outcome = engine.resume(interrupted)
+        assert (outcome.status, outcome.reward, len(scripted.played())) == ("env_failed", None, before)
+        assert "calls.log is damaged" in str(outcome.reason)
+        assert interrupted not in store.interrupted()
+
+
+def test_the_newest_run_continues_although_the_clock_was_set_back(tmp_path: Path) -> None:
+    with RolloutStore(tmp_path) as store:
+        (tmp_path / "runs").mkdir()
+        (tmp_path / "runs" / "29991231T235959-0000-9f3c.jsonl").touch()  # made before the clock was set back
+        for number in range(12):
+            with RunFile(store, resume=False) as run_file:
+                run_file.begin(number, f"r{number}")
+        with RunFile(store, resume=True) as newest:
+            assert newest._rollouts == {11: "r11"}
+            with pytest.raises(RolloutError, match="Another process runs the batch"):
+                RunFile(store, resume=True)
 
 
 def test_a_beginning_that_was_killed_leaves_nothing(local: Sandboxes, tmp_path: Path) -> None:

@@ -32,9 +32,10 @@ def engine() -> Iterator[Any]:
 
 
 @pytest.fixture
-def server(tmp_path: Path) -> Iterator[CaptureServer]:
-    """A proxy."""
-    options = CaptureOptions(admin_key="the-admin-key", backoff_s=0.01, holds_calls=True)
+def server(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[CaptureServer]:
+    """A proxy; a parameter has more of its options."""
+    more = getattr(request, "param", {})
+    options = CaptureOptions(admin_key="the-admin-key", backoff_s=0.01, holds_calls=True, **more)
     with CaptureServer(tmp_path / "records", options) as running:
         yield running
 

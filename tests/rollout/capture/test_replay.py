@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import errno
 import json
+import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -10,9 +12,10 @@ from typing import Any
 import pytest
 
 from openenv.errors import CaptureError
-from openenv.rollout.capture import Capture, CaptureServer, export
+from openenv.rollout.capture import Capture, CaptureServer, export, records
 from openenv.rollout.capture.records import FILE, SHARED
 from openenv.rollout.tasks.task import BranchPoint, Budget, Model
+from waiting import wait_until
 
 
 class Conversation:
@@ -72,6 +75,54 @@ def kill(first: Conversation, *, cut: int | None = None) -> None:
     file.write_bytes(data if cut is None else data[:cut])
 
 
+class Disk:
+    """A disk whose writes are counted, and fail if asked to. A machine that crashes has the bytes of the last write."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.durable: bytes = b""
+        self.is_broken, self.writes = False, 0
+        monkeypatch.setattr(records, "_fdatasync", self._sync)
+
+    def _sync(self, handle: int) -> None:
+        if self.is_broken:
+            raise OSError(errno.EIO, os.strerror(errno.EIO))
+        self.writes += 1
+        self.durable = Path(f"/proc/self/fd/{handle}").read_bytes()
+
+
+@pytest.mark.skipif(not Path("/proc/self/fd").exists(), reason="reads the file of a descriptor")
+@pytest.mark.parametrize("server", [{"is_durable": True}], indirect=True)
+@pytest.mark.parametrize("stream", [False, True])
+def test_the_disk_has_an_answer_before_its_agent_does(
+    conversation: Any, engine: Any, monkeypatch: pytest.MonkeyPatch, stream: bool
+) -> None:
+    disk = Disk(monkeypatch)
+    monkeypatch.setattr(records, "SYNC_S", 0.0)
+    first = conversation("r")
+    answers = first.ask(3, stream=stream)
+    durable = disk.durable
+    assert durable.count(b'"how":"complete"') == 3
+    disk.is_broken = True
+    reply = first.agent.post("/chat/completions", {"model": "m", "messages": [{"role": "user", "content": "x"}]})
+    assert reply.status_code == 507
+    assert "Input/output error" in str(first.capture.stats().record_failure)
+    first.capture.close()
+    disk.is_broken = False
+    (first.capture.path / FILE).write_bytes(durable)  # as the crash of a machine leaves it
+    again = conversation("r", again=True)
+    assert again.ask(3, stream=stream) == answers
+    assert len(engine.requests) == 4
+
+
+@pytest.mark.skipif(not Path("/proc/self/fd").exists(), reason="reads the file of a descriptor")
+@pytest.mark.parametrize("server", [{"is_durable": True}], indirect=True)
+def test_fast_answers_share_a_write_of_the_disk(conversation: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    disk = Disk(monkeypatch)
+    conversation("r").ask(3)
+    wait_until(lambda: disk.durable.count(b'"how":"complete"') == 3, 30, lambda: "the last answers are not written")
+    assert disk.writes <= 3
+
+
 @pytest.mark.parametrize("stream", [False, True])
 def test_a_resumed_rollout_gets_its_recorded_answers_and_samples_the_rest(
     conversation: Any, engine: Any, stream: bool
@@ -95,15 +146,16 @@ def test_a_resumed_rollout_gets_its_recorded_answers_and_samples_the_rest(
     assert export.turns(held) == export.turns(recording)
 
 
-@pytest.mark.parametrize("entry", range(1, 16))
+@pytest.mark.parametrize("entry", range(1, 18))
+@pytest.mark.parametrize("stream", [False, True])
 def test_a_kill_at_any_entry_loses_no_answer_and_leaves_the_same_rollout(
-    conversation: Any, engine: Any, entry: int
+    conversation: Any, engine: Any, entry: int, stream: bool
 ) -> None:
     undisturbed = conversation("undisturbed")
-    undisturbed.ask(3)
+    undisturbed.ask(3, stream=stream)
     expected = [(call.number, call.request, call.ended) for call in undisturbed.capture.recording().calls]
     first = conversation("r")
-    first.ask(3)
+    first.ask(3, stream=stream)
     data = (first.capture.path / FILE).read_bytes()
     ends = [index for index in range(len(data)) if data[index : index + 1] == b"\n"]
     cut = ends[min(entry, len(ends) - 1)] + 1 + entry % 3 * 7  # at, or in the middle of, a line
@@ -111,7 +163,7 @@ def test_a_kill_at_any_entry_loses_no_answer_and_leaves_the_same_rollout(
     kill(first, cut=cut)
     before = len(engine.requests)
     again = conversation("r", again=True)
-    again.ask(3)
+    again.ask(3, stream=stream)
     assert len(engine.requests) - before == 3 - again.capture.stats().replayed
     assert again.capture.stats().replayed in (complete, complete - 1)  # the cut may be inside of the end itself
     assert again.capture.stats().divergence is None

@@ -195,8 +195,8 @@ class CaptureOptions:
     holds_calls: bool = False
     """Whether each `Capture` also holds its calls in memory, for a trainer that needs them at once."""
     is_durable: bool = False
-    """Whether the disk has an answer before the agent does, so that no power cut makes a resumed rollout sample an
-    answer again that its agent has acted on. For records that another process may continue."""
+    """Whether answers survive a power cut, except for those of the last second (`records.SYNC_S`). For records that
+    another process may continue."""
 
 
 def _new_key() -> str:

@@ -1,7 +1,8 @@
 """One model call on its way through the proxy: to the endpoint, into the records, and back to the agent.
 
-Each piece of an answer is in the records before the agent sees it, and the disk has written the whole answer before the
-agent gets its last piece. Each call that began has an end on disk, however it ended:
+Each piece of an answer is in the records before the agent sees it. The disk has the whole answer before the agent gets
+its last piece, or within a second if it has just written another answer. Each call that began has an end on disk,
+however it ended:
 
     agent                     proxy                                records              endpoint
       | POST /v1/messages ---> | remove parameters that agents may not set,                 |
@@ -221,5 +222,17 @@ class ProxiedCall:
             ledger.policy_changed = last is not None and last != ledger.policy
         ledger.settle("complete")
         self._is_complete = True
-        if rollout.recorder.is_durable and self._recorded is None:
-            await asyncio.get_running_loop().run_in_executor(self._call.services.disk, rollout.recorder.sync)
+        if self._recorded is None:
+            await self._let_disk_write()
+
+    async def _let_disk_write(self) -> None:
+        """Wait until the disk has the answer, or arrange it if it has just written another one."""
+        recorder, disk, loop = self._call.rollout.recorder, self._call.services.disk, asyncio.get_running_loop()
+        pause_s = recorder.next_sync_s()
+        if pause_s is None or disk is None:
+            return
+        recorder.is_sync_planned = True
+        if pause_s == 0:
+            await loop.run_in_executor(disk, recorder.sync)
+        else:
+            loop.call_later(pause_s, disk.submit, recorder.sync)

@@ -279,7 +279,7 @@ async def run_many_async(
 class RunFile:
     """The rollouts of a batch by the numbers of their tasks, in its store, so that another process can continue it.
 
-        runs/20261119T041200-9f3c2a.jsonl     locked while its process lives; a torn last line is ignored
+        runs/20261119T041200-0002-9f3c.jsonl  locked while its process lives; a torn last line is ignored
         {"number":0,"rollout_id":"a41f..."}   written before the rollout begins
         {"number":1,"rollout_id":"77b0..."}
 
@@ -295,9 +295,11 @@ class RunFile:
         self.store = store
         folder = store.root / "runs"
         folder.mkdir(exist_ok=True)
-        files = sorted(folder.glob("*.jsonl")) if resume else []
-        stamp = time.strftime("%Y%m%dT%H%M%S", time.gmtime())
-        path = files[-1] if files else folder / f"{stamp}-{secrets.token_hex(3)}.jsonl"
+        # The newest file has the last name, also of two in one second, and after the clock was set back.
+        names = sorted(path.stem for path in folder.glob("*.jsonl"))
+        stamp = max([time.strftime("%Y%m%dT%H%M%S", time.gmtime()), *(name[:15] for name in names[-1:])])
+        new = f"{stamp}-{len(names):04}-{secrets.token_hex(2)}"
+        path = folder / f"{names[-1] if resume and names else new}.jsonl"
         handle = try_locked(path)
         if handle is None:
             raise RolloutError(f"Another process runs the batch {path.stem} of this store; wait for its end")

@@ -19,6 +19,7 @@ import contextlib
 import secrets
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor, as_completed
+from functools import partial
 from typing import Any
 
 from typing_extensions import Unpack
@@ -148,6 +149,8 @@ def resume_rollouts(
 ) -> list[Outcome]:
     """Run all interrupted rollouts of a store again, each with the options that it was run with.
 
+    Those that another process resumes at the same time are left to it.
+
     Args:
         store: The store.
         concurrency: The number of rollouts at once.
@@ -173,24 +176,32 @@ def resume_rollouts(
         waiting = [each for each in waiting if each not in same]
         options: dict[str, Any] = {**described_options(same[0].engine), **engine, "store": store}
         with Engine(EngineOptions(**options)) as shared, ThreadPoolExecutor(concurrency, "openenv-rollout") as pool:
-            futures = [
-                pool.submit(shared.resume, each.rollout_id, on_progress=on_progress, cancel=cancel) for each in same
-            ]
+            run = partial(shared.resume, on_progress=on_progress, cancel=cancel)
+            futures = {pool.submit(run, each.rollout_id): each.rollout_id for each in same}
             try:
                 for future in as_completed(futures):
-                    outcomes.append(future.result())
+                    try:
+                        outcomes.append(future.result())
+                    except StoreError:
+                        if futures[future] in store.interrupted():
+                            raise
+                        continue  # another process has resumed it meanwhile
                     if on_outcome is not None:
                         on_outcome(len(outcomes) - 1, outcomes[-1])
             except BaseException:
                 cancel.cancel("interrupted")
                 pool.shutdown(cancel_futures=True)
                 raise
-    if unknown:
-        raise StoreError(
-            f"{len(unknown)} rollouts do not say how they were run, such as those of a Ray cluster: "
-            f"{', '.join(unknown[:5])}. Pass agent, model and sandbox"
-        )
+    _refuse_unknown(unknown)
     return outcomes
+
+
+def _refuse_unknown(rollouts: list[str]) -> None:
+    if rollouts:
+        raise StoreError(
+            f"{len(rollouts)} rollouts do not say how they were run, such as those of a Ray cluster: "
+            f"{', '.join(rollouts[:5])}. Pass agent, model and sandbox"
+        )
 
 
 def _settings(begun: BegunRollout) -> Mapping[str, Any]:
