@@ -1,9 +1,10 @@
-"""Draw the curve of a training run: python examples/guess_number/plot.py LOG OUT.png"""
+"""Draw the curves of training runs: python examples/guess_number/plot.py OUT.png LOG..."""
 
 from __future__ import annotations
 
 import json
 import sys
+from itertools import accumulate
 from pathlib import Path
 
 import matplotlib
@@ -15,19 +16,22 @@ BEST = 0.5875
 """The mean reward of halving what is left."""
 
 
-def main(log: str, out: str) -> None:
-    rows = [json.loads(line) for line in Path(log).read_text().splitlines()]
-    minutes, passed = [], 0.0
-    for row in rows:
-        passed += row["iteration_s"] / 60
-        minutes.append(passed)
+def main(out: str, *logs: str) -> None:
     figure, (left, right) = pyplot.subplots(1, 2, figsize=(9, 3.2), constrained_layout=True)
-    left.plot(minutes, [row["reward"] for row in rows], color="#1f6feb", label="mean reward of 512 episodes")
+    for number, log in enumerate(logs):
+        rows = [json.loads(line) for line in Path(log).read_text().splitlines()]
+        minutes = [seconds / 60 for seconds in accumulate(row["iteration_s"] for row in rows)]
+        curves = (
+            (left, "mean reward of 512 episodes", [row["reward"] for row in rows], "#1f6feb"),
+            (right, "numbers found", [row["found"] for row in rows], "#2da44e"),
+            (right, "turns / 8", [row["turns"] / 8 for row in rows], "#bf8700"),
+        )
+        for axes, label, values, colour in curves:
+            style = {"label": label} if number == 0 else {"linestyle": "--", "linewidth": 1.0}
+            axes.plot(minutes, values, color=colour, **style)
     left.axhline(BEST, color="#888", linestyle=":", label="best possible")
     left.set(xlabel="minutes", ylabel="reward", ylim=(0, 0.65))
     left.legend(loc="lower right", frameon=False)
-    right.plot(minutes, [row["found"] for row in rows], color="#2da44e", label="numbers found")
-    right.plot(minutes, [row["turns"] / 8 for row in rows], color="#bf8700", label="turns / 8")
     right.set(xlabel="minutes", ylim=(0, 1.02))
     right.legend(loc="lower right", frameon=False)
     for axes in (left, right):

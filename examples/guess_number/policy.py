@@ -294,8 +294,9 @@ def main() -> None:
     parser.add_argument("--port", type=int, default=8100)
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     parser.add_argument("--learning-rate", type=float, default=1e-5)
+    parser.add_argument("--seed", type=int, default=0)
     arguments = parser.parse_args()
-    torch.manual_seed(0)
+    torch.manual_seed(arguments.seed)
     policy = Policy(arguments.folder, arguments.device, arguments.learning_rate)
     uvicorn.run(application(policy, "smollm2"), host="127.0.0.1", port=arguments.port, log_level="warning")
 

@@ -64,10 +64,10 @@ def train(arguments: argparse.Namespace) -> None:
     with (
         httpx2.Client(base_url=arguments.policy, timeout=600, trust_env=False) as http,
         ProcessPoolExecutor(arguments.players, mp_context=spawn) as players,
-        (arguments.out / "log.jsonl").open("w") as log,
+        (arguments.out / f"log-{arguments.seed}.jsonl").open("w") as log,
     ):
         before: dict[str, float] = http.get("/stats").json()
-        seed = 1
+        seed = 1 + 1_000_000 * arguments.seed
         while time.monotonic() < end:
             began = time.perf_counter()
             parts = [range(start, start + size) for start in range(seed, seed + arguments.groups, size)]
@@ -126,6 +126,7 @@ def main() -> None:
     parser.add_argument("--players", type=int, default=8, help="processes that play; must divide --groups")
     parser.add_argument("--max-tokens", type=int, default=8)
     parser.add_argument("--minutes", type=float, default=8)
+    parser.add_argument("--seed", type=int, default=0, help="of the secret numbers; part of the log's name")
     parser.add_argument("--out", type=Path, default=Path("."))
     arguments = parser.parse_args()
     if arguments.groups % arguments.players:

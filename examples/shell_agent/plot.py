@@ -61,7 +61,7 @@ def draw(out: Path, logs: list[Path]) -> None:
     for plot, log in zip(axes[0], logs, strict=True):
         updates, evaluations = read(log)
         for rows, name, label, style in (
-            (updates, "train/reward", "training", {"color": "#9dc1f5"}),
+            (updates, "all/reward", "training", {"color": "#9dc1f5"}),
             (evaluations, "eval/reward", "held-out tasks", {"color": "#1f6feb", "marker": "o", "markersize": 3}),
         ):
             minutes = [row["time/since_start_s"] / 60 for row in rows]

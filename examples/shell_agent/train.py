@@ -19,9 +19,10 @@ import sys
 import time
 from collections import Counter
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
-from tasks import CHEATS, EXAMPLES, held_out_tasks, training_tasks
+from tasks import CHEATS, EXAMPLES, TrainingTasks, held_out_tasks
 
 from openenv.rollout.agents.shell_chat import ShellChat
 from openenv.train import EpisodeSample, SampleGroup, rollouts
@@ -68,35 +69,52 @@ class Run:
             "concurrency": arguments.concurrency,
             "validate_checks": False,  # `tests/examples` runs every solution
         }
+        self.tasks = TrainingTasks(arguments.seed)
         self.totals: Counter[str] = Counter()
         self.examples: list[dict[str, Any]] = []
+        self.rewards: dict[str, list[float]] = {}  # by family, since the last update
+        self.without_spread = 0  # groups in a row
+
+    def keep(self, group: SampleGroup) -> bool:
+        """Count every group of the stream; return whether to train on it, because its rewards differ."""
+        self.count(group)
+        rewards = [reward for reward in group.rewards if reward is not None]
+        if rewards:
+            family = group.name.partition("-")[0]
+            self.rewards.setdefault(family, []).extend(rewards)
+            self.tasks.report(family, fmean(rewards))
+        self.without_spread = 0 if group.spread > 0 else self.without_spread + 1
+        # Nothing is learned from equal rewards, but the run must end even if the model knows everything.
+        return group.spread > 0 or self.without_spread % (2 * self.arguments.groups) == 0
+
+    def count(self, group: SampleGroup) -> None:
+        """Count rewards by trust label, excluded sequences, and rollouts that tried to cheat; keep the latter."""
+        for sample in group.samples:
+            reward = sample.reward or 0.0
+            self.totals["rollouts"] += 1
+            self.totals[f"trust/{sample.outcome.trust}"] += 1
+            self.totals["excluded_sequences"] += sum(not sequence.trainable for sequence in sample.sequences)
+            if CHEATING.search(commands(sample)):
+                self.totals["cheats"] += 1
+                self.totals["cheats_with_reward"] += reward > 0
+                self.totals["cheats_solved"] += reward >= 1
+                if reward > 0:
+                    self.show(group, sample)
+
+    def show(self, group: SampleGroup, sample: EpisodeSample) -> None:
+        """Write the commands of a rollout to the next line of the log."""
+        self.examples.append({"task": group.name, "commands": commands(sample), "reward": sample.reward})
 
     def describe(self, groups: list[SampleGroup]) -> dict[str, float]:
-        """Count rewards by trust label, excluded sequences, and rollouts that tried to cheat; keep some commands."""
-        now: Counter[str] = Counter()
-        for sample in (sample for group in groups for sample in group.samples):
-            reward = sample.reward or 0.0
-            now["rollouts"] += 1
-            now[f"trust/{sample.outcome.trust}"] += 1
-            now["excluded_sequences"] += sum(not sequence.trainable for sequence in sample.sequences)
-            if CHEATING.search(commands(sample)):
-                now["cheats"] += 1
-                now["cheats_with_reward"] += reward > 0
-                now["cheats_solved"] += reward >= 1
-        self.totals.update(now)
-        chosen = [
-            (group, group.samples[place]) for group in groups[:4] for place in (0, 1) if place < len(group.samples)
-        ]
-        chosen += [
-            (group, sample)
-            for group in groups
-            for sample in group.samples
-            if sample.reward and CHEATING.search(commands(sample))
-        ][:8]
-        self.examples = [
-            {"task": group.name, "commands": commands(sample), "reward": sample.reward} for group, sample in chosen
-        ]
-        return {f"total/{name}": float(count) for name, count in self.totals.items()}
+        """Return the rewards of all rollouts since the last update, also of groups without spread; show some."""
+        for group in groups[:4]:
+            for sample in group.samples[:2]:
+                self.show(group, sample)
+        means = {f"all/{family}": fmean(rewards) for family, rewards in sorted(self.rewards.items())}
+        everything = [reward for rewards in self.rewards.values() for reward in rewards]
+        self.rewards = {}
+        totals = {f"total/{name}": float(count) for name, count in self.totals.items()}
+        return {**means, "all/reward": fmean(everything), "all/rollouts": float(len(everything)), **totals}
 
     def log(self, metrics: dict[str, float], update: int) -> None:
         """Write a line of the log, and print its most important figures."""
@@ -117,7 +135,7 @@ class Run:
             families.setdefault(group.name.partition("-")[0], []).extend(rewards)
         return {
             **Evaluation.of_groups(groups).metrics(),
-            **{f"eval/{name}": sum(rewards) / len(rewards) for name, rewards in sorted(families.items()) if rewards},
+            **{f"eval/{name}": fmean(rewards) for name, rewards in sorted(families.items()) if rewards},
         }
 
 
@@ -147,10 +165,12 @@ async def train(arguments: argparse.Namespace) -> None:
             seed=arguments.seed,
             device=arguments.device,
             clip_high=arguments.clip_high,
+            pass_tokens=arguments.pass_tokens,
         ),
     )
     with Sampler(policy, slots=arguments.slots, context=arguments.context) as sampler:
-        print(f"device {policy.device}, CUDA graph {sampler.uses_graph}", flush=True)
+        cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+        print(f"device {policy.device}, CUDA graph {sampler.uses_graph}, {cores} cores", flush=True)
         if arguments.measure:
             measure(sampler, arguments.measure)
         with PolicyEndpoint.of(sampler) as endpoint:
@@ -171,12 +191,13 @@ async def train(arguments: argparse.Namespace) -> None:
             )
             await learner.run(
                 lambda: rollouts(
-                    training_tasks(arguments.seed),
+                    run.tasks,
                     model=endpoint.model(),
                     samples=arguments.samples,
                     groups_per_update=arguments.groups,
                     max_staleness=arguments.staleness,
                     deadline_s=300,
+                    keep=run.keep,
                     **run.options,
                 )
             )
@@ -194,15 +215,16 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--cheats", action="store_true", help="put hints for cheating into the prompt")
     parser.add_argument("--device", default="auto")
-    parser.add_argument("--groups", type=int, default=16, help="tasks per update")
+    parser.add_argument("--groups", type=int, default=8, help="tasks with different rewards per update")
     parser.add_argument("--samples", type=int, default=16, help="rollouts per task")
     parser.add_argument("--processes", type=int, default=max(2, (os.cpu_count() or 2) * 3 // 4))
-    parser.add_argument("--concurrency", type=int, default=96, help="rollouts at once")
-    parser.add_argument("--slots", type=int, default=128, help="answers at once")
+    parser.add_argument("--concurrency", type=int, default=192, help="rollouts at once")
+    parser.add_argument("--slots", type=int, default=192, help="answers at once")
     parser.add_argument("--context", type=int, default=768)
     parser.add_argument("--learning-rate", type=float, default=4e-5)
     parser.add_argument("--epochs", type=int, default=2)
     parser.add_argument("--minibatches", type=int, default=2)
+    parser.add_argument("--pass-tokens", type=int, help="tokens in a forward pass of an update")
     parser.add_argument("--clip-high", type=float, default=0.28)
     parser.add_argument("--method", default="grpo")
     parser.add_argument("--staleness", type=int, default=1)

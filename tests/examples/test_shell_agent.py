@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 import sys
+from collections import Counter
 from pathlib import Path
 from types import ModuleType
 
@@ -38,10 +40,20 @@ def test_a_seed_is_a_task_and_no_training_task_is_held_out(tasks: ModuleType) ->
     assert [task.task_id for task in held_out] == [task.task_id for task in tasks.held_out_tasks()]
     families = [task.metadata["family"] for task in held_out]
     assert {families.count(name) for name in tasks.FAMILIES} == {6, 7}
-    training = tasks.training_tasks(0)
-    drawn = [next(training) for _ in range(500)]
+    drawn = list(itertools.islice(tasks.TrainingTasks(0), 500))
+    assert drawn == list(itertools.islice(tasks.TrainingTasks(0), 500))
     assert not {task.task_id for task in drawn} & {task.task_id for task in held_out}
     assert not {task.instruction for task in drawn} & {task.instruction for task in held_out}
+
+
+def test_families_that_the_model_has_learned_come_less_often(tasks: ModuleType) -> None:
+    training = tasks.TrainingTasks(0)
+    for _ in range(50):
+        for family in set(tasks.FAMILIES) - {"fix"}:
+            training.report(family, 1.0)
+    families = Counter(task.metadata["family"] for task in itertools.islice(training, 600))
+    assert 250 < families["fix"] < 350
+    assert min(families.values()) > 30
 
 
 @pytest.mark.parametrize("count", [6, pytest.param(40, marks=pytest.mark.slow)])  # one of each family; all

@@ -9,15 +9,16 @@ learns with the same weights and the same arithmetic, so log-probabilities of bo
 #   ratio = exp(new - old)          old: the log-probability when the token was sampled
 #   loss  = -mean(min(ratio * advantage, clip(ratio, 1 - clip_low, 1 + clip_high) * advantage))
 #
-# Sequences are packed in rows of at most `pass_tokens`, one row per forward pass. Transformers finds their bounds in
-# `position_ids`. The last layer runs only at the tokens that were sampled: it is the largest matrix of a small model.
+# A forward pass takes sequences of about the same length as rows, at most `pass_tokens` with the padding. Padding is
+# at the end, where no token of a causal model sees it, so no mask is needed, and the fastest kernels can run. The last
+# layer runs only at the tokens that were sampled: it is the largest matrix of a small model.
 
 from __future__ import annotations
 
 import contextlib
 import itertools
 import random
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -65,7 +66,7 @@ class PolicyOptions:
     """The number of optimizer steps in which the learning rate rises to its value."""
     pass_tokens: int | None = None
     """The number of tokens in a forward pass; a longer sequence has a pass of its own. None: 4096 on a GPU, which waits
-    for the interpreter otherwise, and 1024 on a CPU, which would compute attention between sequences for nothing."""
+    for the interpreter otherwise, and 1024 on a CPU. More is faster on a GPU with enough memory."""
     seed: int = 0
     """The seed of the order of the sequences."""
 
@@ -115,12 +116,15 @@ class _Sums:
 
 
 @dataclass(frozen=True, slots=True)
-class _Row:
-    """Several sequences in a row."""
+class _Pass:
+    """The sequences of a forward pass."""
 
-    input_ids: list[int]
-    position_ids: list[int]
-    loss_mask: list[int]
+    input_ids: list[list[int]]
+    """A row per sequence, padded at the end."""
+    rows: list[int]
+    """The row of each sampled token."""
+    places: list[int]
+    """The position of each sampled token in its row."""
     old_logprobs: list[float]
     advantages: list[float]
 
@@ -213,8 +217,10 @@ class Policy:
         """Take one step of the optimizer."""
         count = sum(sum(batch.loss_mask[0][start:end]) for start, end in sequences)
         self.optimizer.zero_grad(set_to_none=True)
-        for row in _rows(batch, sequences, self._pass_tokens):
-            new, old, gain = self._logprobs(row)
+        for one in _passes(batch, sequences, self._pass_tokens):
+            new = self._logprobs(one)
+            old = torch.tensor(one.old_logprobs, device=self.device)
+            gain = torch.tensor(one.advantages, device=self.device)
             ratio = (new - old).exp()
             low, high = 1 - self.options.clip_low, 1 + self.options.clip_high
             clipped = ratio.clamp(low, high) * gain
@@ -232,24 +238,19 @@ class Policy:
             group["lr"] = self.options.learning_rate * min(1.0, self._steps / max(1, self.options.warmup))
         self.optimizer.step()
 
-    def _logprobs(self, row: _Row) -> tuple[Any, Any, Any]:
-        """Return the log-probabilities now and when sampled, and the advantages, of a row's sampled tokens."""
-        device = self.device
-        ids = torch.tensor([row.input_ids], device=device)
-        places = torch.tensor([index for index, one in enumerate(row.loss_mask) if one], device=device)
-        with self.arithmetic():
-            logits = self.model(
-                input_ids=ids,
-                position_ids=torch.tensor([row.position_ids], device=device),
-                use_cache=False,
-                logits_to_keep=places - 1,
-            ).logits
-        new = torch.log_softmax(logits[0].float(), -1).gather(-1, ids[0][places][:, None])[:, 0]
-        old, gain = (
-            torch.tensor([value for value, one in zip(values, row.loss_mask, strict=True) if one], device=device)
-            for values in (row.old_logprobs, row.advantages)
-        )
-        return new, old, gain
+    def _logprobs(self, one: _Pass) -> Any:
+        """Return the log-probabilities of the sampled tokens of a pass."""
+        ids = torch.tensor(one.input_ids, device=self.device)
+        rows, places = (torch.tensor(values, device=self.device) for values in (one.rows, one.places))
+        head = self.model.get_output_embeddings()
+        # `logits_to_keep` of transformers would keep a position in all rows if one row needs it.
+        hook = head.register_forward_pre_hook(lambda module, args: (args[0][rows, places - 1],))
+        try:
+            with self.arithmetic():
+                logits = self.model(input_ids=ids, use_cache=False).logits
+        finally:
+            hook.remove()
+        return torch.log_softmax(logits.float(), -1).gather(-1, ids[rows, places][:, None])[:, 0]
 
     # ---- checkpoints ----
 
@@ -288,26 +289,35 @@ def _read_gguf(path: Path) -> tuple[Any, Any]:
     return AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32, **more), tokenizer
 
 
-def _rows(batch: TrainingBatch, sequences: Sequence[tuple[int, int]], limit: int) -> Iterator[_Row]:
-    """Join sequences to rows of at most `limit` tokens; yield rows with a sampled token."""
-    fields = (batch.input_ids, batch.position_ids, batch.loss_mask, batch.old_logprobs, batch.advantages)
-    waiting: list[tuple[int, int]] = []
-    size = 0
+def _passes(batch: TrainingBatch, sequences: Iterable[tuple[int, int]], limit: int) -> Iterator[_Pass]:
+    """Yield passes of at most `limit` tokens over all sequences with a sampled token."""
+    sampled = [bounds for bounds in sequences if any(batch.loss_mask[0][slice(*bounds)])]
+    chosen: list[tuple[int, int]] = []
+    for start, end in sorted(sampled, key=lambda bounds: bounds[1] - bounds[0]):
+        if chosen and (end - start) * (len(chosen) + 1) > limit:
+            yield _pass(batch, chosen)
+            chosen = []
+        chosen.append((start, end))
+    if chosen:
+        yield _pass(batch, chosen)
 
-    def row() -> _Row:
-        parts = ([value for start, end in waiting for value in rows[0][start:end]] for rows in fields)
-        return _Row(*parts)  # type: ignore[arg-type]
 
-    for start, end in sequences:
-        if not any(batch.loss_mask[0][start:end]):
-            continue
-        if waiting and size + end - start > limit:
-            yield row()
-            waiting, size = [], 0
-        waiting.append((start, end))
-        size += end - start
-    if waiting:
-        yield row()
+def _pass(batch: TrainingBatch, sequences: Sequence[tuple[int, int]]) -> _Pass:
+    width = max(end - start for start, end in sequences)
+    rows = [batch.input_ids[0][start:end] for start, end in sequences]
+    sampled = [
+        (row, index - start, index)
+        for row, (start, end) in enumerate(sequences)
+        for index in range(start, end)
+        if batch.loss_mask[0][index]
+    ]
+    return _Pass(
+        input_ids=[row + [0] * (width - len(row)) for row in rows],
+        rows=[row for row, _, _ in sampled],
+        places=[place for _, place, _ in sampled],
+        old_logprobs=[batch.old_logprobs[0][index] for _, _, index in sampled],
+        advantages=[batch.advantages[0][index] for _, _, index in sampled],
+    )
 
 
 def _end_ids(model: Any, tokenizer: Any) -> frozenset[int]:
