@@ -79,7 +79,7 @@ $(CLIENTS)/notebooks/ready: pyproject.toml | $(VENV)/ready
 # Ray is large (half a gigabyte), so what runs on it has an environment of its own.
 $(CLIENTS)/ray/ready: pyproject.toml | $(VENV)/ready
 	@echo "Setting up $(@D) ..."
-	@$(NEW_ENVIRONMENT) -e ".[ray]" anyio pytest pytest-timeout pytest-xdist
+	@$(NEW_ENVIRONMENT) -e ".[ray,numpy]" anyio pytest pytest-timeout pytest-xdist
 	@touch $@
 
 # Inspect AI holds packages back that the rest takes newer. The wheel of litellm has the table with which Inspect's mock model counts

@@ -26,16 +26,19 @@ from openenv.rollout import (
     Progress,
     RayCluster,
     RolloutStore,
+    Sampling,
     Task,
     run_many,
 )
 from openenv.rollout.agents import Shell
+from openenv.rollout.agents.shell_chat import ShellChat
 from openenv.rollout.run.ray_engine import RayEngine
 from openenv.rollout.store.exports import recording
 from openenv.sandboxes.base import Sandboxes
 from openenv.testing import Script, ScriptedModel, Turn
-from openenv.train import rollouts
+from openenv.train import SampleGroup, engine_of, rollouts, updating_weights
 from ray_nodes import RayNodes, processes_with, ray_nodes
+from vllm_double import SglangDouble, check_tokens
 from waiting import holds_for_async, wait_until, wait_until_async
 
 pytest.importorskip("ray")
@@ -269,6 +272,29 @@ def test_a_pause_of_a_stream_holds_the_calls_of_all_workers(cluster: RayCluster)
     with ScriptedModel(script) as server:
         rewards = asyncio.run(asyncio.wait_for(run(Model(**server.model()), lambda: len(server.played())), 240))
     assert rewards == [1.0] * 4
+
+
+def test_an_update_in_flight_changes_the_tokens_of_calls_on_other_nodes(cluster: RayCluster) -> None:
+    tasks = [Task(instruction=f"ask {number}", verify=("grep -q forty answer.txt",)) for number in range(4)]
+
+    async def train(double: SglangDouble) -> list[SampleGroup]:
+        model = Model(base_url=double.url, name="m", engine="sglang", sampling=Sampling())
+        engine, options = engine_of(model), {"groups_per_update": 2, "max_staleness": 1}
+        agent = ShellChat(max_turns=2, ends_after="success")
+        async with rollouts(tasks, agent=agent, model=model, on=cluster, samples=1, concurrency=2, **options) as stream:
+            taking = asyncio.ensure_future(stream.take(2))
+            await wait_until_async(lambda: double.update_at is None, timeout_s=120)  # an answer waits for the update
+            async with updating_weights(stream, engine, version=1, mode="in_flight"):
+                await engine.load("/checkpoints/step-1")
+            return [*await taking, *await stream.take(2)]
+
+    with SglangDouble(lambda prompt: "echo forty-two > answer.txt", update_at=5) as double:
+        groups = asyncio.run(asyncio.wait_for(train(double), 240))
+    assert [group.rewards for group in groups] == [[1.0]] * 4
+    sequences = [each for group in groups for sample in group.samples for each in sample.trainable]
+    versions = [check_tokens(sequence, {"default": 0, "1": 1}) for sequence in sequences]
+    assert {"default", "1"} in versions  # the answer that was under way
+    assert versions[-2:] == [{"1"}] * 2
 
 
 @pytest.mark.parametrize("stored", [True, False])

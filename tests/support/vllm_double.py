@@ -17,7 +17,7 @@ import io
 import json
 import re
 from array import array
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
@@ -27,6 +27,7 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.routing import Route
 
+from openenv.rollout import capture
 from openenv.server.thread_server import ThreadServer
 
 Json = dict[str, Any]
@@ -74,6 +75,17 @@ def _number(data: bytes) -> int:
 def logprob(context: Sequence[int], token: int, version: int) -> float:
     """Return the model's log-probability of a token after a context."""
     return -0.01 - _number(array("q", [*context, token, version]).tobytes()) % 1000 / 500
+
+
+def check_tokens(sequence: capture.Sequence, weights: Mapping[str, int]) -> set[str]:
+    """Check each log-probability against the weights that the token's version names; return the versions."""
+    versions = sequence.token_versions()
+    named = {place: versions[place] for place, bit in enumerate(sequence.loss_mask) if bit}
+    for place, name in named.items():
+        assert name is not None
+        expected = logprob(sequence.input_ids[:place], sequence.input_ids[place], weights[name])
+        assert abs(sequence.logprobs[place] - expected) < 1e-9
+    return {name for name in named.values() if name is not None}
 
 
 def spans_of(versions: Sequence[str]) -> list[Json]:

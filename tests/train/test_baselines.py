@@ -53,6 +53,12 @@ def test_rloo_compares_with_the_others() -> None:
     assert advantages([[1.0]], "rloo") == [[0.0]]
 
 
+@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("reward", [0.1, 1e10 / 3, -7e99])
+def test_equal_rewards_have_advantages_of_exactly_zero(method: Method, reward: float) -> None:
+    assert advantages([[reward] * 7, [reward, None, reward], [reward]], method) == [[0.0] * 7, [0.0, None, 0.0], [0.0]]
+
+
 def test_reinforce_compares_with_all_groups() -> None:
     values = advantages([[1.0, 1.0], [0.0, 0.0, None]], "reinforce++")
     assert values[1][2] is None

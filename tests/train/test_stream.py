@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
+import random
 from collections.abc import Coroutine, Iterable
 from pathlib import Path
 from typing import Any, TypeVar
@@ -257,6 +258,56 @@ def test_a_resumed_stream_yields_each_group_once_and_makes_no_sample_twice(tmp_p
     assert begun
 
 
+class HeavyTailed(Drawn):
+    """A few samples take a hundred times as long as most; rewards of a group depend on its item."""
+
+    def __init__(self, items: Iterable[str], draw: random.Random, **options: Any) -> None:
+        super().__init__(items, **options)
+        self.draw = draw
+
+    async def sample(self, worker: int, group: OpenGroup[str], index: int, attempt: int) -> EpisodeSample:
+        for _ in range(min(300, int(self.draw.paretovariate(0.7)))):
+            await asyncio.sleep(0)
+        return await super().sample(worker, group, index, attempt)
+
+
+@pytest.mark.parametrize("max_staleness", [0, 4])
+def test_at_any_place_of_a_kill_the_order_the_age_and_the_pace_stay(max_staleness: int) -> None:
+    names = [f"task-{number}" for number in range(60)]
+
+    def wanted(group: SampleGroup) -> bool:
+        return int(group.name.partition("-")[2]) % 5 != 0
+
+    async def train(draw: random.Random, trained: list[str], saved: dict[str, Any] | None) -> dict[str, Any] | None:
+        """Train until a kill; return the last checkpoint, or None at the end."""
+        options: dict[str, Any] = {"groups_per_update": 3, "max_staleness": max_staleness, "keep": wanted}
+        async with HeavyTailed(names, draw, concurrency=8, **options) as stream:
+            if saved is not None:
+                stream.load_state_dict(saved["stream"])
+            while draw.random() < 0.9:
+                groups = await stream.take(3)
+                if not groups:
+                    return None
+                trained += [group.name for group in groups]
+                if draw.random() < 0.5:  # as likely before the version is set as after it
+                    saved = {"stream": json.loads(json.dumps(stream.state_dict())), "trained": list(trained)}
+                for _ in range(draw.randrange(50)):
+                    await asyncio.sleep(0)
+                assert stream.most_open <= 3 * (max_staleness + 1)
+                assert max(stream.counts.staleness) <= max_staleness
+                stream.policy_version += 1
+            return saved or {}
+
+    for seed in range(20):
+        draw, trained, saved = random.Random(seed), list[str](), None
+        while (state := run(train(draw, trained, saved))) is not None:
+            saved = state or None
+            trained = [] if saved is None else list(saved["trained"])
+            if saved is not None:  # the update of the checkpoint's groups is part of its weights
+                saved["stream"]["updates"] = saved["stream"]["policy_version"] = len(trained) // 3
+        assert trained == [name for name in names if int(name.partition("-")[2]) % 5 != 0]
+
+
 def test_resume_continues_the_newest_stream_of_the_store(tmp_path: Path) -> None:
     async def part(count: int, **options: Any) -> tuple[list[str], Drawn]:
         with RolloutStore(tmp_path) as store:
@@ -318,6 +369,28 @@ def test_a_curriculum_continues_its_draws(tmp_path: Path) -> None:
         item = name.partition(".")[0]
         counts[item] = counts.get(item, 0) + 1
         assert name in (item, f"{item}.{counts[item]}"), "each repetition of a task has a number of its own"
+
+
+def test_a_curriculum_counts_the_rewards_of_a_group_once(tmp_path: Path) -> None:
+    tasks = ["a", "b", "c"]
+
+    async def part(count: int, state: dict[str, Any] | None) -> tuple[dict[str, Any], list[int]]:
+        curriculum = Curriculum(tasks, seed=3)
+        reports: list[int] = []
+        update = curriculum.update
+        curriculum.update = lambda index, rewards: (reports.append(index), update(index, rewards))[1]  # type: ignore[method-assign]
+        with RolloutStore(tmp_path) as store:
+            async with Drawn(curriculum, store, concurrency=2, in_order=True) as stream:
+                if state is not None:
+                    stream.load_state_dict(state)
+                await stream.take(count)
+                await wait_until_async(lambda: len(stream._finished) >= 1)  # reported, but not taken
+                return json.loads(json.dumps(stream.state_dict())), reports
+
+    state, before = run(part(3, None))
+    later, after = run(part(2, state))
+    assert len(before) > 3, "a finished group is reported before the trainer takes it"
+    assert before + after == later["drawn"][: len(before + after)], "and not again after a restart"
 
 
 def test_several_streams_share_a_curriculum() -> None:

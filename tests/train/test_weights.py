@@ -22,7 +22,7 @@ from openenv.train import (
     play,
     updating_weights,
 )
-from vllm_double import SglangDouble, VllmDouble, echo_policy, logprob
+from vllm_double import SglangDouble, VllmDouble, check_tokens, echo_policy
 from waiting import wait_until_async
 
 TURNS = 4
@@ -71,13 +71,7 @@ def check(group: SampleGroup, weights: dict[str, int]) -> None:
     for sample in group.samples:
         assert sample.outcome.status == "ok"
         for sequence in sample.sequences:
-            versions = sequence.token_versions()
-            for place, bit in enumerate(sequence.loss_mask):
-                if bit:
-                    name = versions[place]
-                    assert name is not None
-                    expected = logprob(sequence.input_ids[:place], sequence.input_ids[place], weights[name])
-                    assert abs(sequence.logprobs[place] - expected) < 1e-9
+            check_tokens(sequence, weights)
 
 
 def test_after_a_drain_every_answer_comes_from_one_version(url: str, kind: str) -> None:

@@ -255,9 +255,10 @@ def _check_finite(rewards: Iterable[float | None]) -> None:
 
 
 def _compared(rewards: Rewards, compare: Callable[[list[float]], list[float]]) -> list[float | None]:
-    """Compare the rewards of a group; None stays None, and a single reward has an advantage of 0."""
+    """Compare the rewards of a group; None stays None. Equal rewards, or a single one, have advantages of 0."""
     rewarded = [reward for reward in rewards if reward is not None]
-    values = iter(compare(rewarded) if len(rewarded) > 1 else [0.0])
+    # Exactly 0: the mean of equal large rewards is rounded, and its distance would count as a difference.
+    values = iter(compare(rewarded) if len(set(rewarded)) > 1 else [0.0] * len(rewarded))
     return [None if reward is None else next(values) for reward in rewards]
 
 
@@ -287,7 +288,7 @@ def _whitened(groups: Sequence[Rewards], tokens: Sequence[Sequence[int]] | None)
         if reward is not None
     ]
     total = sum(count for _, count in weighted)
-    if total < 2:
+    if total < 2 or len({reward for reward, _ in weighted}) == 1:
         return [[None if reward is None else 0.0 for reward in rewards] for rewards in groups]
     mean = sum(reward * count for reward, count in weighted) / total
     variance = sum(count * (reward - mean) ** 2 for reward, count in weighted) / (total - 1)

@@ -164,6 +164,7 @@ class ItemSource(Generic[ItemT]):
         self._folder = folder
         self._number = 0
         self._drawn: list[int] = []  # the index of each number, for a curriculum
+        self._reported = NumberSet()  # numbers whose rewards the curriculum has
         self._file: int | None = None
 
     def next(self) -> tuple[int, ItemT] | None:
@@ -182,8 +183,9 @@ class ItemSource(Generic[ItemT]):
         return number, cast("ItemT", item)
 
     def report(self, number: int, rewards: Sequence[float | None]) -> None:
-        """Report the rewards of a group to the curriculum."""
-        if self._curriculum is not None:
+        """Report the rewards of a group to the curriculum, once also if a resumed stream yields the group again."""
+        if self._curriculum is not None and number not in self._reported:
+            self._reported.add(number)
             self._curriculum.update(self._drawn[number], rewards)
 
     def open(self) -> None:
@@ -215,7 +217,8 @@ class ItemSource(Generic[ItemT]):
     def state_dict(self) -> dict[str, Any]:
         """Return the state of the order, as JSON values."""
         curriculum = None if self._curriculum is None else self._curriculum.state_dict()
-        return {"stream": self.stream_id, "drawn": list(self._drawn), "curriculum": curriculum}
+        reported = {"below": self._reported.below, "more": sorted(self._reported.more)}
+        return {"stream": self.stream_id, "drawn": list(self._drawn), "curriculum": curriculum, "reported": reported}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Continue the order of a state; draws that were made after it are repeated.
@@ -228,6 +231,8 @@ class ItemSource(Generic[ItemT]):
         self.stream_id, self.is_resumed = state["stream"], True
         if self._curriculum is not None:
             self._curriculum.load_state_dict(state["curriculum"])
+            reported = state.get("reported", {"below": 0, "more": []})  # not in older states
+            self._reported = NumberSet(reported["below"], set(reported["more"]))
             self._repeat(list(state["drawn"]))
 
     def continue_newest(self) -> None:

@@ -382,6 +382,7 @@ class GroupStream(ABC, Generic[ItemT]):
         self._source.load_state_dict(state)
         delivered = state["delivered"]
         self._delivered = NumberSet(delivered["below"], set(delivered["more"]))
+        self._opened = self._delivered.below  # the pace counts from here
         self._dropped, self._updates = state["dropped"], state["updates"]
         self._policy_version = state["policy_version"] or 0  # None in older states
 
