@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import sys
-from itertools import accumulate
 from pathlib import Path
 
 import matplotlib
@@ -20,7 +19,7 @@ def main(out: str, *logs: str) -> None:
     figure, (left, right) = pyplot.subplots(1, 2, figsize=(9, 3.2), constrained_layout=True)
     for number, log in enumerate(logs):
         rows = [json.loads(line) for line in Path(log).read_text().splitlines()]
-        minutes = [seconds / 60 for seconds in accumulate(row["iteration_s"] for row in rows)]
+        updates = range(1, len(rows) + 1)
         curves = (
             (left, "mean reward of 512 episodes", [row["reward"] for row in rows], "#1f6feb"),
             (right, "numbers found", [row["found"] for row in rows], "#2da44e"),
@@ -28,11 +27,11 @@ def main(out: str, *logs: str) -> None:
         )
         for axes, label, values, colour in curves:
             style = {"label": label} if number == 0 else {"linestyle": "--", "linewidth": 1.0}
-            axes.plot(minutes, values, color=colour, **style)
+            axes.plot(updates, values, color=colour, **style)
     left.axhline(BEST, color="#888", linestyle=":", label="best possible")
-    left.set(xlabel="minutes", ylabel="reward", ylim=(0, 0.65))
+    left.set(xlabel="update", ylabel="reward", ylim=(0, 0.65))
     left.legend(loc="lower right", frameon=False)
-    right.set(xlabel="minutes", ylim=(0, 1.02))
+    right.set(xlabel="update", ylim=(0, 1.02))
     right.legend(loc="lower right", frameon=False)
     for axes in (left, right):
         axes.spines[["top", "right"]].set_visible(False)

@@ -157,7 +157,7 @@ def _count(draw: Draw) -> Parts:
             f"How many lines has {source}? Write only the number into {target}.",
         ]
     )
-    checks = [f"grep -q {len(lines)} {target}", f"grep -qx {len(lines)} {target}"]
+    checks = [f"grep -qw {len(lines)} {target}", f"grep -qx {len(lines)} {target}"]
     return instruction, {source: _text(lines)}, checks, {}, f"wc -l < {source} > {target}"
 
 

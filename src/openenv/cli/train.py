@@ -59,6 +59,9 @@ class SourceFlags:
     system_prompt: Annotated[
         str, typer.Option(metavar="TEXT", help="The model's system prompt, there and in shell-chat.")
     ] = ""
+    text_only: Annotated[
+        bool, typer.Option("--text-only", help="Show the model only the text of the environment's observations.")
+    ] = False
     tasks: Annotated[list[str], typer.Option(metavar="TASK", help=f"Repeatable. {TASKS_HELP}")] = field(
         default_factory=list
     )

@@ -32,7 +32,8 @@ with importing("torch>=2.4", needed_by="openenv.train.learner"):
     from torch.nn.attention import SDPBackend, sdpa_kernel
 with importing("transformers>=5.0", needed_by="openenv.train.learner"):
     import transformers
-    from transformers import AutoModelForCausalLM, AutoTokenizer
+    from tokenizers import Tokenizer, decoders, models
+    from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
 _STATE = "policy.pt"
 _KERNELS = [SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH]
@@ -42,6 +43,8 @@ _TEMPLATE = (
     "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
 )
 """The chat template of a model that has none."""
+TINY = "tiny"
+"""The name of a random model that is made on the spot."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -159,11 +162,13 @@ class Policy:
 
     @classmethod
     def load(cls, name: str, options: PolicyOptions | None = None) -> Policy:
-        """Load a model: a folder, a `.gguf` file, or a name on the Hugging Face Hub.
+        """Load a model: a folder, a `.gguf` file, a name on the Hugging Face Hub, or `tiny` (see `tiny_model`).
 
         Raises:
             OSError: the files are missing.
         """
+        if name == TINY:
+            return cls(*tiny_model(options.seed if options else 0), options)
         if name.endswith(".gguf"):
             return cls(*_read_gguf(Path(name)), options)
         tokenizer = AutoTokenizer.from_pretrained(name)
@@ -277,6 +282,28 @@ class Policy:
         self._steps, self.version = state["steps"], state["version"]
         kind, numbers, gauss = state["random"]
         self._random.setstate((kind, tuple(numbers), gauss))
+
+
+def tiny_model(seed: int = 0) -> tuple[Any, Any]:
+    """Return a model of 100,000 random weights, and a tokenizer of ASCII characters.
+
+    It knows no language, so it shows in minutes on a CPU whether an environment can be learned at all: first it writes
+    anything, then what pays. Characters beyond ASCII leave no token.
+    """
+    tokens = [*map(chr, range(32, 127)), "\n", "<|endoftext|>", "<|im_start|>", "<|im_end|>"]
+    characters = Tokenizer(models.BPE({token: number for number, token in enumerate(tokens)}, []))
+    characters.decoder = decoders.Fuse()
+    tokenizer = PreTrainedTokenizerFast(
+        tokenizer_object=characters,
+        eos_token="<|im_end|>",
+        pad_token="<|endoftext|>",
+        additional_special_tokens=["<|im_start|>"],
+    )
+    shape = {"hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2, "num_attention_heads": 4}
+    torch.manual_seed(seed)
+    # Larger weights than a large model has: the usual ones would pass hardly anything on in so narrow a model.
+    config = LlamaConfig(vocab_size=len(tokenizer), max_position_embeddings=8192, initializer_range=0.1, **shape)
+    return LlamaForCausalLM(config), tokenizer
 
 
 def _read_gguf(path: Path) -> tuple[Any, Any]:

@@ -92,6 +92,8 @@ class TrainingRun:
     learning_rate: float = 1e-5
     system_prompt: str = ""
     """The system message, in a served environment and of the agent `shell-chat`."""
+    text_only: bool = False
+    """Whether the model reads only the text of a served environment's observations."""
     max_turns: int = 8
     """The largest number of replies, in a served environment and of the agent `shell-chat`."""
     max_tokens: int = 128
@@ -223,7 +225,8 @@ class _Source:
         options["concurrency"] = run.concurrency
         model = endpoint.model(max_tokens_cap=run.max_tokens)
         if run.env is not None:
-            options |= {"system": run.system_prompt, "max_turns": run.max_turns, "max_tokens": run.max_tokens}
+            options |= {"system": run.system_prompt, "text_only": run.text_only}
+            options |= {"max_turns": run.max_turns, "max_tokens": run.max_tokens}
             options["client_options"] = {} if run.token is None else {"token": run.token}
             return play(run.env, model, items, **options)
         processes = run.processes or max(1, min(12, (os.cpu_count() or 1) * 3 // 4))
