@@ -94,7 +94,10 @@ class TrainFlags:
     """Options of `openenv train`."""
 
     model: Annotated[
-        str, typer.Option(metavar="MODEL", help="A folder of transformers, a .gguf file, or a name on the Hub.")
+        str,
+        typer.Option(
+            metavar="MODEL", help="A folder of transformers, a .gguf file, a name on the Hub, or tiny (random)."
+        ),
     ]
     source: Annotated[SourceFlags, Panel("Environment or tasks")]
     length: Annotated[LengthFlags, Panel("Length")]
@@ -143,6 +146,12 @@ def train(flags: TrainFlags) -> None:
     Tasks run in sandboxes; names of task sets work as well as folders:
 
       openenv train --model ./smollm2.gguf --tasks ./my_tasks --updates 50
+
+    The model `tiny` has random weights and writes characters. It learns small
+    environments on a CPU in minutes:
+
+      openenv train --model tiny --text-only --learning-rate 3e-3 \\
+          --env http://localhost:8000 --max-tokens 4 --minutes 5
 
     An interrupted run continues with the same options and --resume.
     """

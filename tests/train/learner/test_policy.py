@@ -143,6 +143,20 @@ def test_a_restored_policy_continues_as_if_it_had_never_stopped(tmp_path: Path) 
     assert again.end_ids == policy.end_ids
 
 
+def test_the_tiny_model_reads_and_writes_characters(tmp_path: Path) -> None:
+    policy = Policy.load("tiny", PolicyOptions(device="cpu"))
+    policy.save(tmp_path)
+    for tokenizer in (policy.tokenizer, Policy.load(str(tmp_path), PolicyOptions(device="cpu")).tokenizer):
+        messages = [{"role": "user", "content": "From 1\nto 64: é!"}]
+        text = tokenizer.apply_chat_template(messages, add_generation_prompt=True, tokenize=False)
+        ids = tokenizer.encode(text, add_special_tokens=False)
+        assert tokenizer.decode(ids) == "<|im_start|>user\nFrom 1\nto 64: !<|im_end|>\n<|im_start|>assistant\n"
+        assert ids.count(tokenizer.eos_token_id) == 1
+    assert policy.end_ids == {policy.tokenizer.eos_token_id}
+    other = Policy.load("tiny", PolicyOptions(device="cpu", seed=1))
+    assert not torch.equal(weights(policy), weights(other))
+
+
 def test_a_padded_batch_is_refused() -> None:
     policy = small_policy()
     data = batch(policy)

@@ -299,10 +299,20 @@ def tiny_model(seed: int = 0) -> tuple[Any, Any]:
         pad_token="<|endoftext|>",
         additional_special_tokens=["<|im_start|>"],
     )
-    shape = {"hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2, "num_attention_heads": 4}
+    config = LlamaConfig(
+        vocab_size=len(tokenizer),
+        hidden_size=64,
+        intermediate_size=128,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        max_position_embeddings=8192,
+        # Larger weights than a large model has: the usual ones would pass hardly anything on in so narrow a model.
+        initializer_range=0.1,
+        bos_token_id=None,
+        eos_token_id=tokenizer.eos_token_id,
+        pad_token_id=tokenizer.pad_token_id,
+    )
     torch.manual_seed(seed)
-    # Larger weights than a large model has: the usual ones would pass hardly anything on in so narrow a model.
-    config = LlamaConfig(vocab_size=len(tokenizer), max_position_embeddings=8192, initializer_range=0.1, **shape)
     return LlamaForCausalLM(config), tokenizer
 
 

@@ -118,8 +118,8 @@ class TrainingRun:
             raise ValueError("held_out, evaluate_every and checkpoint_every must be at least 0")
         if self.env is not None and (self.agent is not None or self.processes is not None):
             raise ValueError("agent and processes are for tasks: the model itself plays a served environment")
-        if self.tasks and self.token is not None:
-            raise ValueError("token is for a served environment")
+        if self.tasks and (self.token is not None or self.text_only):
+            raise ValueError("token and text_only are for a served environment")
         if self.agent not in (None, "shell-chat") and self.system_prompt:
             raise ValueError(f"the agent {self.agent} has a system prompt of its own")
 

@@ -291,6 +291,8 @@ def train_with_trl(run: TrainingRun) -> Path:
     """
     if run.env is None:
         raise ValueError("TRL trains on a served environment: give its URL")
+    if run.text_only:
+        raise ValueError("TRL's model calls tools, so text_only does not apply")
     if run.updates is None:
         raise ValueError("TRL counts updates: give their number, not minutes")
     if run.algorithm not in _LOSSES:
