@@ -189,28 +189,37 @@ def kill_child(how: How) -> None:
                 return
 
 
-def forked(plan: Plan, folder: Path, how: How | None, count: int, seconds: float) -> int:
-    """Run an engine in another process; return how it ended, as `waitpid` does."""
+def forked(work: Callable[[], object], log: Path) -> int:
+    """Run work in a forked process, which writes its output to a log; return its process ID."""
     child = os.fork()
-    if child == 0:
-        code = 1
-        try:
-            log = os.open(folder.with_suffix(".log"), os.O_CREAT | os.O_APPEND | os.O_WRONLY)
-            os.dup2(log, 1)
-            os.dup2(log, 2)
-            random.seed(os.getpid())
-            if how is not None:
-                kill_at(how, count, seconds)
-            plan.run(folder)
-            code = 0
-        except BaseException:
-            import traceback
+    if child:
+        return child
+    code = 1
+    try:
+        output = os.open(log, os.O_CREAT | os.O_APPEND | os.O_WRONLY)
+        os.dup2(output, 1)
+        os.dup2(output, 2)
+        random.seed(os.getpid())
+        work()
+        code = 0
+    except BaseException:
+        import traceback
 
-            traceback.print_exc()
-        finally:
-            sys.stderr.flush()
-            os._exit(code)
-    return os.waitpid(child, 0)[1]
+        traceback.print_exc()
+    finally:
+        sys.stderr.flush()
+        os._exit(code)
+
+
+def run_engine(plan: Plan, folder: Path, how: How | None, count: int, seconds: float) -> int:
+    """Run an engine in another process; return how it ended, as `waitpid` does."""
+
+    def work() -> None:
+        if how is not None:
+            kill_at(how, count, seconds)
+        plan.run(folder)
+
+    return os.waitpid(forked(work, folder.with_suffix(".log")), 0)[1]
 
 
 def note_kill(folder: Path, result: Result) -> None:
@@ -243,7 +252,7 @@ def kill_until_done(plan: Plan, folder: Path, draw: random.Random, most: int, re
         how = None if enough else draw.choice(plan.hows)
         # At most the entries of all rollouts at once: rollouts that replay their answers must come further at times.
         count = draw.randrange(1, plan.concurrency * plan.entries // draw.choice((1, 4, 8)))
-        status = forked(plan, folder, how, count, draw.uniform(0.0, plan.longest_s))
+        status = run_engine(plan, folder, how, count, draw.uniform(0.0, plan.longest_s))
         if how is not None:
             result.killed[how] += 1
         if os.WIFEXITED(status):
@@ -269,7 +278,7 @@ def kills(options: argparse.Namespace, folder: Path) -> bool:
         plan = Plan(model, options.agent, tasks_of(options.rollouts, turns), options.concurrency, turns)
         plan = replace(plan, hows=tuple(options.how.split(",")))
         began, before = time.monotonic(), resource.getrusage(resource.RUSAGE_CHILDREN)
-        if forked(plan, folder / "whole", None, 0, 0.0) != 0:
+        if run_engine(plan, folder / "whole", None, 0, 0.0) != 0:
             raise SystemExit((folder / "whole.log").read_text()[-4000:])
         with RolloutStore(folder / "whole") as whole:
             assert [each.outcome.reward for each in whole.records()] == [1.0] * options.rollouts
@@ -381,12 +390,12 @@ def repeat(options: argparse.Namespace, folder: Path) -> bool:
     with served(script_of("shell-chat", options.turns), folder) as model:
         tasks = tasks_of(options.rollouts, options.turns)
         plan = Plan(model, "shell-chat", tasks, options.concurrency, options.turns)
-        assert forked(plan, folder / "one", None, 0, 0.0) == 0
+        assert run_engine(plan, folder / "one", None, 0, 0.0) == 0
         for _ in range(options.engines):
             count = draw.randrange(1, options.rollouts * 20 // options.engines)
-            forked(plan, folder / "other", draw.choice(("before", "torn", "after")), count, 0.0)
+            run_engine(plan, folder / "other", draw.choice(("before", "torn", "after")), count, 0.0)
             note_kill(folder / "other", result)
-        assert forked(plan, folder / "other", None, 0, 0.0) == 0
+        assert run_engine(plan, folder / "other", None, 0, 0.0) == 0
         with RolloutStore(folder / "one") as one, RolloutStore(folder / "other") as other:
             comparison = compare_stores(one, other)
     print(

@@ -27,6 +27,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from journal_kills import forked
+
 from openenv import Action, Environment, Observation, State, create_app
 from openenv.rollout import Model, RolloutStore, Sampling
 from openenv.testing import Script, ScriptedModel, Turn, serve
@@ -103,31 +105,10 @@ async def train(plan: Plan) -> None:
                 unfinished.replace(plan.checkpoint)
 
 
-def forked(plan: Plan) -> int:
-    """Start a trainer; return its process ID."""
-    child = os.fork()
-    if child:
-        return child
-    code = 1
-    try:
-        log = os.open(plan.folder / "trainer.log", os.O_CREAT | os.O_APPEND | os.O_WRONLY)
-        os.dup2(log, 1)
-        os.dup2(log, 2)
-        asyncio.run(train(plan))
-        code = 0
-    except BaseException:
-        import traceback
-
-        traceback.print_exc()
-    finally:
-        sys.stderr.flush()
-        os._exit(code)
-
-
 def one_run(plan: Plan, draw: random.Random, longest_s: float, result: Result) -> None:
     """Kill trainers of a run until one completes it; then compare checkpoint, order and store."""
     while True:
-        child = forked(plan)
+        child = forked(lambda: asyncio.run(train(plan)), plan.folder / "trainer.log")
         ends_at = time.monotonic() + draw.uniform(0, longest_s)
         while (ended := os.waitpid(child, os.WNOHANG)) == (0, 0) and time.monotonic() < ends_at:
             time.sleep(0.002)

@@ -67,6 +67,26 @@ def test_intervals_contain_the_truth_as_often_as_stated(
     assert hits >= 0.92 * 400
 
 
+@pytest.mark.parametrize(
+    ("tasks", "samples", "alpha", "beta"), [(40, 2, 1.0, 1.0), (60, 4, 0.3, 0.3), (40, 8, 2.0, 3.0)]
+)
+def test_intervals_are_about_as_wide_as_those_of_a_bootstrap_over_tasks(
+    tasks: int, samples: int, alpha: float, beta: float
+) -> None:
+    draw = random.Random(3)
+    ours, reference = 0.0, 0.0
+    for _ in range(15):
+        rates = [draw.betavariate(alpha, beta) for _ in range(tasks)]
+        values = [sum(draw.random() < rate for _ in range(samples)) / samples for rate in rates]
+        means = sorted(fmean(draw.choices(values, k=tasks)) for _ in range(400))
+        reference += means[389] - means[10]
+        result = estimate(values, trials=tasks * samples)
+        assert result.low is not None
+        assert result.high is not None
+        ours += result.high - result.low
+    assert 0.95 < ours / reference < 1.15
+
+
 def test_an_interval_has_a_width_even_if_every_task_is_solved() -> None:
     result = estimate([1.0] * 10, trials=80)
     assert (result.value, result.high) == (1.0, 1.0)

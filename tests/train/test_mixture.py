@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 import json
+import random
 from collections import Counter
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -156,6 +157,41 @@ def test_a_mixture_continues_from_its_state(tmp_path: Path) -> None:
     assert len(set(seen)) == len(seen) == 18
     assert Counter(source for source, _ in seen) == {"a": 12, "b": 6}
     assert {name for source, name in seen if source == "b"} == {f"item-{number}" for number in range(6)}
+
+
+@pytest.mark.parametrize("max_staleness", [0, 4])
+def test_a_mixture_that_is_killed_in_any_place_trains_each_group_once(max_staleness: int) -> None:
+    async def train(draw: random.Random, trained: list[tuple[str, str]], saved: dict[str, Any] | None) -> Any:
+        """Train until a kill; return the last checkpoint, or None at the end."""
+        paces = {"a": 2, "b": 1}
+        streams = {
+            name: Numbers(
+                range(20 * pace),
+                options(groups_per_update=pace, max_staleness=max_staleness),
+                turns=draw.choice([0, 1, 30]),
+            )
+            for name, pace in paces.items()
+        }
+        async with mixed(**streams) as mixture:
+            if saved is not None:
+                mixture.load_state_dict(json.loads(saved["mixture"]))
+            while draw.random() < 0.9:
+                groups = await mixture.take(3)
+                if not groups:
+                    return None
+                trained += [(group.source, group.name) for group in groups]
+                mixture.policy_version += 1
+                if draw.random() < 0.5:
+                    saved = {"mixture": json.dumps(mixture.state_dict()), "trained": list(trained)}
+        return saved or {}
+
+    for seed in range(15):
+        draw, trained, saved = random.Random(seed), list[tuple[str, str]](), None
+        while (state := run(train(draw, trained, saved))) is not None:
+            saved = state or None
+            trained = [] if saved is None else list(saved["trained"])
+        for name, count in (("a", 40), ("b", 20)):
+            assert [item for source, item in trained if source == name] == [f"item-{n}" for n in range(count)]
 
 
 def test_wrong_weights_and_states_are_refused() -> None:
