@@ -29,6 +29,7 @@ from openenv.rollout import (
 from openenv.rollout.agents import Shell
 from openenv.sandboxes.base import ExecResult, Limits, Sandbox, Sandboxes, SandboxSpec
 from openenv.testing import Script, ScriptedCall, ScriptedModel, StatusFailure, Turn
+from openenv.train.episodes import PlayOptions
 
 SUM = Task(
     instruction="Write 42 into answer.txt.",
@@ -491,3 +492,10 @@ def test_the_home_can_be_elsewhere(run: Callable[..., Outcome]) -> None:
     outcome = run(moved, agent=Shell(["pwd"]), home="/srv/me")
     assert outcome.reward == 1.0
     assert outcome.agent_log_tail == "/srv/me/workdir\n"
+
+
+def test_a_folder_instead_of_a_store_is_refused_with_the_remedy(tmp_path: Path) -> None:
+    with pytest.raises(TypeError, match=r"with RolloutStore\('.*'\) as store"):
+        run_rollout(Task(instruction="Nothing."), agent="noop", store=str(tmp_path))  # type: ignore[arg-type]
+    with pytest.raises(TypeError, match="with RolloutStore"):
+        PlayOptions(store=tmp_path)  # type: ignore[arg-type]

@@ -53,7 +53,7 @@ from openenv.rollout.capture.token_in import THOUGHTS
 from openenv.rollout.capture.training_trace import RolloutTurn
 from openenv.rollout.run.engine import new_rollout_id
 from openenv.rollout.store.outcome import Outcome, Status
-from openenv.rollout.store.store import STEPS_FILE, RolloutStore
+from openenv.rollout.store.store import STEPS_FILE, RolloutStore, check_is_no_folder
 from openenv.rollout.tasks.task import Model, Task
 from openenv.types import StepResult
 
@@ -114,6 +114,7 @@ class PlayOptions(StreamOptions):
     def __post_init__(self) -> None:
         # Not `super()`: the decorator builds a new class for `slots`, which the method's own `super()` does not know.
         StreamOptions.__post_init__(self)
+        check_is_no_folder(self.store)
         if self.max_turns < 1:
             raise ValueError("max_turns must be at least 1")
         if self.reward not in ("sum", "last"):

@@ -46,7 +46,7 @@ from openenv.rollout.run.phases import ModelAccess, RolloutPlan, RolloutRun
 from openenv.rollout.run.shared_setup import SetupGroup
 from openenv.rollout.run.validation import Validation, Validator, ValidatorOptions
 from openenv.rollout.store.outcome import Outcome, group_of
-from openenv.rollout.store.store import EventLog, RolloutStore
+from openenv.rollout.store.store import EventLog, RolloutStore, check_is_no_folder
 from openenv.rollout.tasks.model_parameters import derived_seed
 from openenv.rollout.tasks.task import BranchPoint, Budget, Model, Task, Trust, sandbox_spec
 from openenv.rollout.verify.verifier import verify
@@ -147,6 +147,9 @@ class EngineOptions:
     """The folder of installed agents and validated checks; None uses `OPENENV_CACHE`."""
     on_install: Callable[[str], None] | None = None
     """Called with a message when an agent is installed or the checks of a task are validated."""
+
+    def __post_init__(self) -> None:
+        check_is_no_folder(self.store)
 
     def described(self) -> dict[str, Any]:
         """Return the options that `openenv rollouts resume` needs, as JSON values without secrets."""

@@ -236,6 +236,16 @@ def _logged_events(path: Path) -> list[dict[str, Any]]:
     return [event for event in events if isinstance(event, dict)]
 
 
+def check_is_no_folder(store: object) -> None:
+    """Check that a `store` argument is a store: commands take its folder, functions the open store.
+
+    Raises:
+        TypeError: it is a path.
+    """
+    if isinstance(store, str | Path):
+        raise TypeError(f"store is a folder; pass an open store: with RolloutStore({str(store)!r}) as store: ...")
+
+
 def require_store(root: Path) -> None:
     """Check that a folder is a store of rollouts.
 

@@ -60,7 +60,7 @@ export class RolloutStatsTable {
   constructor({ narrow, failed }) {
     this.narrow = narrow;
     this.by = el(
-      "select",
+      "select.by",
       { "aria-label": "Figures by", on: { change: () => this.asking.load() } },
       BY.map((name) => el("option", { value: name }, `by ${nameOf(name)}`)),
     );
