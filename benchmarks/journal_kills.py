@@ -31,7 +31,7 @@ import tempfile
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -318,30 +318,47 @@ def kills(options: argparse.Namespace, folder: Path) -> bool:
 
 
 def branches(options: argparse.Namespace, folder: Path) -> bool:
-    """Compare eight branches at depth 10 of a rollout of 20 calls with eight whole rollouts."""
+    """Compare branches at depth 10 of 20 calls, with restored files and with repeated work, with whole rollouts."""
     turns, count = 19, 8
     script = script_of("shell-chat", turns)
-    slow = tuple(turn.model_copy(update={"first_token_delay_s": options.delay}) for turn in script.turns)
+    slow = tuple(
+        turn.model_copy(
+            update={"first_token_delay_s": options.delay, "text": f"sleep {options.command_s}; {turn.text}"}
+        )
+        for turn in script.turns
+    )
     with served(script.model_copy(update={"turns": slow}), folder) as model:
         tasks = tasks_of(1, turns)
         common: dict[str, Any] = {"agent": ShellChat(max_turns=turns + 2), "model": model, "seed": 3}
         with RolloutStore(folder / "store") as store:
-            [parent] = run_many(tasks, store=store, **common)
+            [parent] = run_many(tasks, store=store, record_files=True, **common)
             assert parent.status == "ok", parent.reason
-            figures = []
-            for is_branched in (True, False):
-                before, began = answers_in(store), time.monotonic()
-                if is_branched:
-                    rollout = StoredRollout(store, parent.rollout_id)
-                    outcomes = rollout.branch(call=10, samples=count, concurrency=8, **common)
-                else:
+            rollout = StoredRollout(store, parent.rollout_id)
+            figures: dict[str, list[tuple[int, float, float]]] = {}
+            for way in ("files", "repeated", "whole") * options.rounds:
+                before, began, used = answers_in(store), time.monotonic(), cpu_s()
+                agent = ShellChat(max_turns=turns + 2) if way != "repeated" else RepeatingChat(max_turns=turns + 2)
+                if way == "whole":
                     outcomes = run_many(tasks * count, store=store, concurrency=8, **common)
-                figures.append((answers_in(store) - before, time.monotonic() - began))
+                else:
+                    outcomes = rollout.branch(call=10, samples=count, concurrency=8, **{**common, "agent": agent})
+                figure = (answers_in(store) - before, time.monotonic() - began, cpu_s() - used)
+                figures.setdefault(way, []).append(figure)
                 assert [each.reward for each in outcomes] == [1.0] * count
-    (branch_calls, branch_s), (whole_calls, whole_s) = figures
-    print(f"{count} branches at call 10 of 20: {branch_calls} model calls, {branch_s:.2f} s")
-    print(f"{count} whole rollouts:            {whole_calls} model calls, {whole_s:.2f} s")
-    return branch_calls == count * 10 and whole_calls == count * 20
+                assert all(("restored_call" in each.metadata) == (way == "files") for each in outcomes)
+    for way, rounds in figures.items():
+        calls = rounds[0][0]
+        wall_s, used_s = (sorted(each[place] for each in rounds)[len(rounds) // 2] for place in (1, 2))
+        print(f"{count} {way:8}: {calls} model calls, {wall_s:.2f} s, {used_s:.2f} s of CPU (medians of {len(rounds)})")
+    return all(each[0] == count * (20 if way == "whole" else 10) for way, rounds in figures.items() for each in rounds)
+
+
+class RepeatingChat(ShellChat):
+    """Repeats its commands in branches."""
+
+    def can_skip(self, options: Mapping[str, object]) -> bool:
+        """Return False."""
+        return False
 
 
 def overhead(options: argparse.Namespace, folder: Path) -> bool:
@@ -421,6 +438,8 @@ def main() -> None:
     parser.add_argument("--delay", type=float, default=0.2, help="seconds of each answer in `branches`")
     parser.add_argument("--how", default="before,torn,after,time", help=f"kinds of kills: {', '.join(get_args(How))}")
     parser.add_argument("--keep", type=Path, help="a folder for copies of the stores with a difference")
+    parser.add_argument("--command-s", type=float, default=0.0, help="seconds of each command in `branches`")
+    parser.add_argument("--rounds", type=int, default=1, help="interleaved measurements of `branches`")
     parser.add_argument("--seed", type=int, default=1)
     options = parser.parse_args()
     part = {"kills": kills, "branches": branches, "overhead": overhead, "repeat": repeat}[options.part]

@@ -394,6 +394,16 @@ class Sandbox(ABC):
         except SandboxError:
             return False
 
+    def open_root(self) -> int:
+        """Open the root folder inside from this machine, and return the descriptor, which the caller closes.
+
+        Only a reader with `O_NOFOLLOW` at every step may use it: links inside lead to files of this machine.
+
+        Raises:
+            SandboxUnsupported: The sandbox is on another machine, or this process may not read it.
+        """
+        raise SandboxUnsupported(f"the files of a {type(self).__name__} cannot be read from outside")
+
     def count_entries(self, path: str, *, most: int) -> int:
         """Return the number of entries below a folder of the home, after restoring the user's access to both.
 
@@ -528,6 +538,18 @@ for d; do
   find "$d" -type p 2> /dev/null | while read -r path; do echo "the named pipe $path"; break; done
 done
 """
+
+
+def root_of(pid: int) -> int:
+    """Open the root folder of a process; for `Sandbox.open_root`.
+
+    Raises:
+        SandboxUnsupported: The process has ended, or this process may not read its files.
+    """
+    try:
+        return os.open(f"/proc/{pid}/root", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    except OSError as error:
+        raise SandboxUnsupported(f"the files of a sandbox cannot be read from outside: {error.strerror}") from error
 
 
 def refuse_snapshot(spec: SandboxSpec, backend: str) -> None:

@@ -34,7 +34,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from openenv import settings
-from openenv.errors import SandboxError, SandboxUnavailable
+from openenv.errors import SandboxError, SandboxUnavailable, SandboxUnsupported
 from openenv.sandboxes import seccomp
 from openenv.sandboxes.base import (
     FEATURES,
@@ -44,6 +44,7 @@ from openenv.sandboxes.base import (
     Sandboxes,
     SandboxSnapshot,
     SandboxSpec,
+    root_of,
     spec_from,
     take_snapshot,
 )
@@ -406,6 +407,13 @@ class DockerSandbox(ShellSandbox):
         if namespace == pid_namespace(os.getpid()):
             raise OSError("the container shares the processes of this machine")
         kill_marked_outside(namespace, mark=mark, lowest=lowest, spare=pid)
+
+    def open_root(self) -> int:
+        self._require_alive()
+        try:
+            return root_of(self._first_process())
+        except OSError as error:
+            raise SandboxUnsupported(f"the files of a container cannot be read from outside: {error}") from error
 
     def snapshot(self, *, max_bytes: int = MAX_TREE) -> SandboxSnapshot:
         return take_snapshot(self, DockerSandboxes.name, max_bytes=max_bytes)

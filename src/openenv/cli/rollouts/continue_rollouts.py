@@ -90,8 +90,9 @@ class BranchFlags:
 def branch(flags: BranchFlags) -> None:
     """Run several continuations of a rollout from the state after one of its model calls.
 
-    Each runs in its own sandbox. The answers up to --at are those of the rollout and are not sampled again. The
-    continuations are rollouts of one group, and name their parent.
+    Each runs in its own sandbox. The answers up to --at are those of the rollout and are not sampled again. Each starts
+    with the files before its first own call, if they were recorded (`openenv rollouts run --record-files`) and the
+    agent can skip work; else its agent repeats the work. The continuations are rollouts of one group with one parent.
 
     Examples:
 
@@ -113,7 +114,16 @@ def branch(flags: BranchFlags) -> None:
             **engine,
         )
         _print_divergences([outcome.metadata | {"id": outcome.rollout_id} for outcome in outcomes])
+        for line in sorted({_start_of(outcome.metadata) for outcome in outcomes}):
+            typer.echo(printable(line), err=True)
         report(outcomes, as_json=flags.as_json)
+
+
+def _start_of(labels: dict[str, Any]) -> str:
+    """Return how a branch started."""
+    if "restored_call" in labels:
+        return f"Started with the files before call {labels['restored_call']}."
+    return f"Repeated the work before the branch: {labels.get('repeats_because', 'there is none')}."
 
 
 def _engine_options(model: ModelFlags) -> dict[str, Any]:

@@ -71,6 +71,12 @@ class RunFlags:
         int | None,
         typer.Option(metavar="N", help="Repeatable: derive the seed of each model call from this number."),
     ] = None
+    record_files: Annotated[
+        bool,
+        typer.Option(
+            "--record-files", help="Record the agent's files before each model call: branches then start from them."
+        ),
+    ] = False
     no_share_setup: Annotated[
         bool, typer.Option("--no-share-setup", help="Run the setup for each rollout, even if several have the same.")
     ] = False
@@ -134,8 +140,7 @@ def run(flags: RunFlags) -> None:
         if endpoint is None and needs_model:
             raise ValueError(f"{flags.agent} needs a model: give its endpoint with --llm-url and its id with --model")
         cluster = None if flags.ray is None else RayCluster(flags.ray)
-        # Probe the endpoint before an agent is downloaded and a rollout fails. With a cluster, the nodes may
-        # reach endpoints that this machine does not.
+        # Before an agent is downloaded. The nodes of a cluster may reach endpoints that this machine does not.
         if endpoint is not None and needs_model and cluster is None:
             check_endpoint(endpoint)
     with open_store(flags.store, create=True) as store:
@@ -151,6 +156,7 @@ def run(flags: RunFlags) -> None:
             on=cluster,
             share_setup=not flags.no_share_setup,
             seed=flags.seed,
+            record_files=flags.record_files,
             on_progress=print_progress,
             on_outcome=countdown(len(tasks)),
             on_install=lambda message: typer.echo(message, err=True),

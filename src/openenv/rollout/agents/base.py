@@ -45,6 +45,8 @@ class AgentRun:
     workdir: str
     installation: Installation
     options: Mapping[str, object] = field(default_factory=dict)
+    skipped: Sequence[Mapping[str, Any]] = ()
+    """The requests of the calls whose work the sandbox has already, and the one after them; see `Agent.can_skip`."""
 
 
 class LoopTools(ABC):
@@ -114,6 +116,15 @@ class Agent(ABC):
     @abstractmethod
     def prepare(self, sandbox: Sandbox, run: AgentRun) -> Launch:
         """Write the agent's configuration, and return the command, or the loop, that starts it."""
+
+    def can_skip(self, options: Mapping[str, object]) -> bool:
+        """Return whether a branch may start with the files before a call, without the work that led to them.
+
+        Such an agent changes files by commands alone, and its only state is its conversation. It asks for its recorded
+        answers again. A loop of this process needs nothing else: `LoopTools.run` returns the recorded results. Other
+        agents find the results in `AgentRun.skipped`.
+        """
+        return False
 
     def failure(self, exit_code: int, log: str) -> str | None:
         """Return the reason if the run failed, else None; by default every exit code except 0 is a failure."""

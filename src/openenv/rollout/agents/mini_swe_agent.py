@@ -5,9 +5,12 @@ The interpreter that created the environment also runs it inside the sandbox, so
 
 from __future__ import annotations
 
+import itertools
+import json
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 from openenv.rollout.agents.base import Agent, AgentRun, Installation, Launch
 from openenv.rollout.agents.install import INSIDE, installed, run_installer
@@ -81,7 +84,12 @@ class MiniSweAgent(Agent):
         # Later values win. Name the default configuration by its full path: the task could have a file `mini.yaml`.
         for value in (f"model.model_class={model_class}", *(chosen or [_DEFAULT_CONFIG])):
             argv += ["-c", value]
+        skipped: dict[str, str] = {}
+        if run.skipped:
+            skipped["OPENENV_OBSERVATIONS"] = f"{run.home}/task/observations.json"
+            sandbox.write_text(skipped["OPENENV_OBSERVATIONS"], json.dumps(_observations(run.skipped)))
         envs = {
+            **skipped,
             "OPENAI_API_BASE": run.base_url,
             "OPENAI_API_KEY": run.api_key,
             "MSWEA_CONFIGURED": "true",
@@ -90,3 +98,13 @@ class MiniSweAgent(Agent):
             "LITELLM_LOCAL_MODEL_COST_MAP": "True",
         }
         return Launch(argv=tuple(argv), envs=envs, cwd=run.workdir)
+
+    def can_skip(self, options: Mapping[str, object]) -> bool:
+        """Return whether the model class is ours, which skips the commands of recorded answers."""
+        return "model_class" not in options
+
+
+def _observations(requests: Sequence[Mapping[str, Any]]) -> list[list[Any]]:
+    """Return the messages with the results of each answer: those between it and the next request."""
+    conversations = [list(request.get("messages") or ()) for request in requests]
+    return [after[len(before) + 1 :] for before, after in itertools.pairwise(conversations)]

@@ -7,6 +7,7 @@ Functions of mini-swe-agent build messages, tool and observations, so the model'
 
 from __future__ import annotations
 
+import collections
 import http.client
 import json
 import logging
@@ -87,6 +88,8 @@ class EndpointModel:
         self._headers["Authorization"] = f"Bearer {os.environ['OPENAI_API_KEY']}"
         self._parameters = {**parameters.pop("extra_body", {}), **parameters}
         self._model = self.config.model_name.removeprefix("openai/")  # litellm's names start with the API
+        self._skipped = _taken_observations()
+        self._observations: list[dict[str, Any]] | None = None
         self._url = urlsplit(os.environ["OPENAI_API_BASE"].rstrip("/") + "/chat/completions")
 
     def query(self, messages: list[dict[str, Any]], **kwargs: Any) -> dict[str, Any]:
@@ -97,6 +100,7 @@ class EndpointModel:
             with attempt:
                 response = self._post(sent, kwargs)
         GLOBAL_MODEL_STATS.add(0.0)
+        self._observations = self._skipped.popleft() if self._skipped else None
         choice = response["choices"][0]
         about = {"response": response, "cost": 0.0, "timestamp": time.time()}
         try:
@@ -108,6 +112,8 @@ class EndpointModel:
         except FormatError as error:
             error.messages[0]["extra"].update(about)
             raise
+        if self._observations is not None:  # the files are those after the commands
+            actions = []
         message = {key: choice["message"][key] for key in _KEPT if choice["message"].get(key) is not None}
         return {"content": None, "role": "assistant", **message, "extra": {"actions": actions, **about}}
 
@@ -120,6 +126,8 @@ class EndpointModel:
         self, message: dict[str, Any], outputs: list[dict[str, Any]], template_vars: dict[str, Any] | None = None
     ) -> list[dict[str, Any]]:
         """Return messages with the output of the commands in `message`."""
+        if self._observations is not None:
+            return self._observations
         observations: list[dict[str, Any]] = format_toolcall_observation_messages(
             actions=message.get("extra", {}).get("actions", []),
             outputs=outputs,
@@ -165,6 +173,20 @@ class EndpointModel:
         except (ValueError, LookupError, TypeError, AttributeError) as error:
             raise EndpointFailure(f"not a chat completion: {text[:2000]}") from error
         return dict(response)
+
+
+def _taken_observations() -> collections.deque[list[dict[str, Any]]]:
+    """Return the recorded results of the first answers, in a branch that starts with the files after them.
+
+    The agent's commands find neither the file nor the variable.
+    """
+    path = os.environ.pop("OPENENV_OBSERVATIONS", None)
+    if path is None:
+        return collections.deque()
+    with open(path, "rb") as file:
+        observations = collections.deque(json.load(file))
+    os.unlink(path)
+    return observations
 
 
 def _tool_call(call: dict[str, Any]) -> SimpleNamespace:

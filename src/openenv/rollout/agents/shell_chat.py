@@ -11,7 +11,7 @@ that cannot use tools: a few examples as chat turns show them the format.
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -58,6 +58,10 @@ class ShellChat(Agent):
     def prepare(self, sandbox: Sandbox, run: AgentRun) -> Launch:
         """Return the loop."""
         return Launch(loop=lambda tools: self._work(tools, run))
+
+    def can_skip(self, options: Mapping[str, object]) -> bool:
+        """Return True: its state is its messages."""
+        return True
 
     def failure(self, exit_code: int, log: str) -> str | None:
         """Return the reason of a failed model call."""

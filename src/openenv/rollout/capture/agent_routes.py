@@ -124,6 +124,7 @@ class AgentRoutes:
             raise RequestRefused(400, f"the model speaks {endpoint.name}, which cannot be reached by {dialect.name}")
         recorded = rollout.recorded_answer(dialect.name, body)
         if recorded is None:
+            await self._before_sampling(rollout)
             await self._wait_for_tokens(body, reply, rollout)
             if reply.gone:
                 return
@@ -150,6 +151,19 @@ class AgentRoutes:
             rollout.spending.calls -= 1
             raise RequestRefused(400, f"this request could not be read: {exc}") from None
         await call.run()
+
+    async def _before_sampling(self, rollout: CapturedRollout) -> None:
+        """Record the agent's files, if somebody wants that.
+
+        Raises:
+            RequestRefused: The agent has to repeat a recorded call first, or the key was revoked meanwhile.
+        """
+        if rollout.replay is not None and rollout.replay.must_match:
+            raise RequestRefused(400, f"the agent does not repeat its recorded calls: {rollout.replay.divergence}")
+        if rollout.before_call is not None and not rollout.active:
+            await asyncio.to_thread(rollout.before_call)
+            if rollout.revoked:
+                raise RequestRefused(401, "this key is not known here")
 
     async def _wait_for_tokens(self, body: Json, reply: AgentReply, rollout: CapturedRollout) -> None:
         """Wait while the proxy is paused, or while calls under way may sample all remaining tokens.

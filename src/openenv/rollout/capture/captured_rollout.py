@@ -241,6 +241,8 @@ class CapturedRollout:
     metadata: Json = field(default_factory=dict)
     replay: Replay | None = None
     """The recorded answers for an agent that works again."""
+    before_call: Callable[[], None] | None = None
+    """Called in a thread while the agent waits for a call to begin, to record its files; must not raise."""
     opened_at: float = field(default_factory=time.time)
     revoked: bool = False
     closed_at: float | None = None

@@ -24,6 +24,7 @@ it, the file is damaged, and nothing of it is used.
     {"k":"note","what":"revoked","at":1794805359.0}          or "failed": entries are missing here
     {"k":"resume","at":1794809000.2}                         the rollout starts again; only what follows counts
     {"k":"replay","n":1,"at":1794809001.0}                   the agent got the recorded answer of call 1 again
+    {"k":"files","call":2,"commands":1,"len":81}             changed files, and `command`: `run/recorded_files.py`
 
 A branch begins with `"parent":{"rollout_id":"r1","call":5,"items":12}` in its `open` entry: it continues the parent's
 first 5 calls, and its references to items and prompts go on from the parent's. So the shared part is on disk once.
@@ -230,6 +231,16 @@ class Recorder:
         self._calls += 1
         return ReplayRecorder(self, number)
 
+    @property
+    def next_number(self) -> int:
+        """Return the number of the next call.
+
+        It is the number in this run of the agent, unless a recorded answer has it. So a resumed rollout numbers its
+        calls like one that was never interrupted.
+        """
+        number = self._calls + 1
+        return max(self._taken) + 1 if number in self._taken else number
+
     def begin(self, facts: Json, request: Json, sent: Json) -> CallRecorder:
         """Record a request, and return the recorder of its call.
 
@@ -239,11 +250,7 @@ class Recorder:
         """
         self._acquire()
         try:
-            # The number of the call in this run of the agent, unless a recorded answer has it. So a resumed rollout
-            # numbers its calls like one that was never interrupted.
-            number = self._calls + 1
-            if number in self._taken:
-                number = max(self._taken) + 1
+            number = self.next_number
             head = {"k": "call", "n": number, "at": time.time(), **facts}
             self._append_packed(head, request, sent, is_first=True)
             self._calls += 1
@@ -265,16 +272,22 @@ class Recorder:
         finally:
             self.release()
 
-    # Nothing depends on an event. So one that cannot be written is no missing record, which would discard the rollout.
     def event(self, fields: Json) -> None:
         """Record an event of the rollout: a phase, the result of a setup line, a command. Errors are ignored."""
-        line = _entry_bytes({"k": "event", **fields, "at": time.time()})
+        self.fact("event", fields)
+
+    # No call depends on a fact. So one that cannot be written is no missing record, which would discard the rollout.
+    def fact(self, kind: str, fields: Json, payload: bytes = b"") -> bool:
+        """Record an entry that is not part of a call; return whether it was written."""
+        entry = _entry_bytes({"k": kind, **fields, "at": time.time()}, payload)
         with self._lock, contextlib.suppress(JournalFull):
             self._acquire()
             try:
-                self._write(line)
+                self._write(entry)
+                return True
             finally:
                 self.release()
+        return False
 
     def prompt(self, number: int, ids: list[int], *, is_separate: bool) -> None:
         """Record the IDs of a prompt: the length shared with a recent call, and the remaining IDs."""
@@ -852,6 +865,18 @@ def _entries_in(data: bytes) -> tuple[list[JournalEntry], int]:
         entries.append(entry[0])
         position = entry[1]
     return entries, position
+
+
+def read_entries(folder: Path) -> list[tuple[Json, bytes]]:
+    """Return the lines of the complete entries in a journal, each with its bytes.
+
+    Raises:
+        CaptureError: There is none, or it is damaged.
+    """
+    try:
+        return [(entry.head, entry.payload) for entry in _entries_in((folder / FILE).read_bytes())[0]]
+    except (OSError, ValueError) as exc:
+        raise CaptureError(f"Cannot read {folder / FILE}: {exc}") from exc
 
 
 def read_events(folder: Path) -> list[Json]:

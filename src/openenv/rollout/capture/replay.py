@@ -48,11 +48,18 @@ class Replay:
         """How many answers the agent got again."""
         self.divergence: str | None = None
         """The first difference between a request and the recorded ones; None if the agent repeats its work."""
+        self.required = 0
+        """The calls before this number must be repeated: the sandbox has the files that they led to."""
 
     @property
     def left(self) -> int:
         """How many answers the agent has not got again."""
         return len(self._left)
+
+    @property
+    def must_match(self) -> bool:
+        """Whether the next request must be a recorded one."""
+        return any(number < self.required for number in self._left)
 
     def take(self, dialect: str, request: Mapping[str, Any]) -> Call | None:
         """Return the recorded call with this request; None to sample an answer."""

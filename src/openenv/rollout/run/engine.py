@@ -43,6 +43,11 @@ from openenv.rollout.agents.builtin import Noop, Oracle
 from openenv.rollout.capture.training_trace import Sequence as TokenSequence
 from openenv.rollout.progress import Cancellation, OnProgress, Progress, Reporter
 from openenv.rollout.run.phases import ModelAccess, RolloutPlan, RolloutRun
+from openenv.rollout.run.recorded_files import (
+    NotRestorable,
+    RestoredStart,
+    restored_start,
+)
 from openenv.rollout.run.shared_setup import SetupGroup
 from openenv.rollout.run.validation import Validation, Validator, ValidatorOptions
 from openenv.rollout.store.outcome import Outcome, group_of
@@ -143,6 +148,9 @@ class EngineOptions:
     seed: int | None = None
     """Makes runs repeatable: the seed of each model call is derived from this number, the rollout's group and sample,
     and the number of the call. The agent's commands get `REPEATABLE_ENVS`."""
+    record_files: bool = False
+    """Record the agent's files before each model call in the store, so that branches can start from them. For agents
+    that can skip work (`Agent.can_skip`), in local and Docker sandboxes of this machine."""
     cache: Path | None = None
     """The folder of installed agents and validated checks; None uses `OPENENV_CACHE`."""
     on_install: Callable[[str], None] | None = None
@@ -172,6 +180,7 @@ class EngineOptions:
             "min_trust": self.min_trust,
             "home": self.home,
             "seed": self.seed,
+            "record_files": self.record_files,
         }
 
 
@@ -196,6 +205,7 @@ class EngineArguments(TypedDict, total=False):
     warm_sandboxes: int
     home: str
     seed: int | None
+    record_files: bool
     cache: Path | None
     on_install: Callable[[str], None] | None
 
@@ -239,6 +249,8 @@ class Engine:
         self._validator: Validator | None = None
         self._described: dict[str, Any] | None = None
         self._events = threading.Lock()
+        self._restoring = threading.Lock()
+        self._restored: dict[BranchPoint, RestoredStart | str] = {}
         self._stack = contextlib.ExitStack()
 
     def __enter__(self) -> Engine:
@@ -428,6 +440,7 @@ class Engine:
             metadata=dict(metadata or {}),
             verify_truncated=options.verify_truncated,
             log=None if store is None else store.live_file(rollout_id, "agent.log"),
+            record_files=options.record_files and isinstance(store, RolloutStore),
         )
 
     def _about(self, plan: RolloutPlan) -> dict[str, Any]:
@@ -495,13 +508,39 @@ class Engine:
             SandboxGone: As in `RolloutRun.run`.
         """
         assert self._capture is not None
+        plan = self._with_files(plan)
         capture = self._open_capture(self._capture, plan, model)
         access = ModelAccess(self._capture, capture)
         if self.options.store is not None:
             reporter.journal = partial(_journal, capture)
         rollout = RolloutRun(plan, access, reporter=reporter, cancel=cancel)
         with capture, capture.rollout.recorder.opened():
-            return rollout, rollout.run(), capture
+            outcome = rollout.run()
+        if rollout.wrong_start is None or cancel.cancelled:
+            return rollout, outcome, capture
+        shutil.rmtree(plan.folder)
+        plan.folder.mkdir()
+        again = replace(plan, restored=None, repeats_because=rollout.wrong_start, is_resumed=True)
+        return self._run_recorded(again, model, reporter, cancel)
+
+    def _with_files(self, plan: RolloutPlan) -> RolloutPlan:
+        """Return the plan of a branch with the files before its first own call, if they are recorded."""
+        start, store = plan.start, self.options.store
+        if start is None or not start.is_branch or not start.call or plan.repeats_because:
+            return plan
+        if not isinstance(store, RolloutStore) or not self.agent.can_skip(plan.options):
+            return replace(plan, repeats_because=f"{self.agent.name} cannot skip work")
+        with self._restoring:  # once for all branches
+            if start not in self._restored:
+                folder = self._folder / ".restored" / f"{start.rollout_id}-{start.call}"
+                try:
+                    self._restored[start] = restored_start(store, start, plan.backend.name, plan.home, folder)
+                except (NotRestorable, CaptureError) as exc:
+                    self._restored[start] = str(exc)
+            restored = self._restored[start]
+        if isinstance(restored, str):
+            return replace(plan, repeats_because=restored)
+        return replace(plan, restored=restored)
 
     def _open_capture(self, proxy: CaptureServer, plan: RolloutPlan, model: Model) -> Capture:
         if plan.start is None and not plan.is_resumed:

@@ -50,7 +50,7 @@ import os
 import shutil
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -61,6 +61,7 @@ from openenv.rollout.agents.base import Agent, AgentRun, Installation, Launch, L
 from openenv.rollout.capture.encoding import dumps, load_object
 from openenv.rollout.capture.training_trace import RolloutTurn
 from openenv.rollout.progress import Cancellation, Phase, Reporter
+from openenv.rollout.run.recorded_files import NotRestorable, RestoredStart, record_files
 from openenv.rollout.run.shared_setup import SetupGroup, SetupResult
 from openenv.rollout.store.archives import (
     MAX_MEMBERS,
@@ -108,6 +109,7 @@ from openenv.sandboxes.base import (
 
 if TYPE_CHECKING:
     from openenv.rollout.capture.capture_server import Capture, CaptureServer
+    from openenv.rollout.capture.records import Recorder
 
 
 logger = logging.getLogger(__name__)
@@ -236,6 +238,31 @@ class ModelAccess:
             return None, b""
         return reply.status, reply.body
 
+    @property
+    def folder(self) -> Path | None:
+        """The folder of the rollout's journal."""
+        return None if self._capture is None else self._capture.path
+
+    @property
+    def journal(self) -> Recorder | None:
+        """The rollout's journal."""
+        return None if self._capture is None else self._capture.rollout.recorder
+
+    def record_files(self, before_call: Callable[[], None]) -> None:
+        """Call a function before each call that is sampled."""
+        if self._capture is not None:
+            self._capture.rollout.before_call = before_call
+
+    def require_replay(self, before: int) -> None:
+        """Refuse requests that differ from the recorded ones, up to a call."""
+        if self._capture is not None and self._capture.rollout.replay is not None:
+            self._capture.rollout.replay.required = before
+
+    def missed_replay(self) -> str | None:
+        """Return why the agent did not repeat the calls that it had to; None if it did."""
+        replay = None if self._capture is None else self._capture.rollout.replay
+        return None if replay is None or not replay.must_match else replay.divergence or "it ended before them"
+
     def replay_notes(self) -> dict[str, Any]:
         """Return facts about recorded answers that the agent got again, for the outcome's metadata."""
         stats = None if self._capture is None else self._capture.stats()
@@ -274,6 +301,11 @@ class HostLoop(LoopTools):
         report: Receives the commands and their results.
     """
 
+    on_command: Callable[[str, ExecResult], None] | None = None
+    """Records the commands with their results."""
+    done: Sequence[Mapping[str, Any]] = ()
+    """The commands that the files of the sandbox are the result of, with their results; they are not run."""
+
     def __init__(
         self,
         sandbox: Sandbox,
@@ -301,6 +333,11 @@ class HostLoop(LoopTools):
 
     def run(self, command: str, *, timeout_s: float, max_output: int) -> ExecResult:
         rest = self._rest_s()
+        if self.done:
+            earlier, self.done = dict(self.done[0]), self.done[1:]
+            if (recorded := earlier.pop("cmd")) != command:
+                raise NotRestorable(f"the agent ran {command[:200]!r} instead of {recorded[:200]!r}")
+            return ExecResult(**earlier)
         began = time.monotonic()
         done = self._sandbox.exec(
             command,
@@ -311,6 +348,8 @@ class HostLoop(LoopTools):
         )
         facts = {"cmd": command[:_FACT], "exit_code": done.exit_code, "seconds": round(time.monotonic() - began, 3)}
         self._report(f"command: exit code {done.exit_code}", facts)
+        if self.on_command is not None:
+            self.on_command(command, done)
         if done.timed_out and timeout_s > rest:
             raise LoopTimeout
         return done
@@ -408,6 +447,14 @@ def _time_limit(sandbox: Sandbox, seconds: float) -> Iterator[None]:
         timer.cancel()
 
 
+def link_or_copy(source: Path, target: Path) -> None:
+    """Give a file that is only read a second name."""
+    try:
+        os.link(source, target)
+    except OSError:  # on another disk
+        shutil.copyfile(source, target)
+
+
 class PhaseFailed(Exception):
     """Ends the rollout with this status."""
 
@@ -450,6 +497,12 @@ class RolloutPlan:
     """Whether the rollout was interrupted and runs again: its agent gets its own recorded answers first."""
     may_restart: bool = False
     """Whether `RolloutRun.run` raises `SandboxGone`, because the rollout can run again from its journal."""
+    restored: RestoredStart | None = None
+    """The files of a branch at its start; None if the agent repeats its work."""
+    repeats_because: str = ""
+    """Why a branch does not start from recorded files."""
+    record_files: bool = False
+    """Whether to record the files before each model call."""
 
 
 class RolloutRun:
@@ -475,6 +528,8 @@ class RolloutRun:
         self._merged: Merged | None = None
         self._lost_worktree = False
         self._in_doubt: tuple[Phase, Exception] | None = None  # the first failure after the agent started
+        self.wrong_start: str | None = None
+        """Why the work does not fit to the restored files; the rollout must run again without them."""
         self.work = plan.folder / "worktree.tar"
         self.baseline = plan.folder / "baseline.tar"
         self.log = plan.log or plan.folder / "agent.log"
@@ -521,7 +576,11 @@ class RolloutRun:
         with ExitStack() as stack:
             sandbox = self._ready_sandbox(stack)
             with self._reporter.during("agent", f"starting {plan.agent.name}"):
-                facts = self._run_agent(sandbox, self._prepare_agent(sandbox))
+                facts = self._run_agent(sandbox)
+            if self._plan.restored is not None:
+                self.wrong_start = self.wrong_start or self._model.missed_replay()
+                if self.wrong_start is not None:
+                    raise PhaseFailed("env_failed", f"the branch cannot start from files: {self.wrong_start}")
             with self._reporter.during("collect", "taking the work tree"):
                 problem = self._collect(sandbox)
         use = self._model.use()
@@ -545,6 +604,8 @@ class RolloutRun:
         The first rollout of a group runs the setup. The others wait, and start from its snapshot or fail like it. If it
         could neither take a snapshot nor finish, they run the setup themselves.
         """
+        if self._plan.restored is not None and (restored := self._restored_sandbox(stack, self._plan.restored)):
+            return restored
         group = self._plan.setup_group
         if group is None:
             return self._sandbox_after_setup(stack, None)
@@ -568,6 +629,21 @@ class RolloutRun:
         sandbox = self._open_sandbox(stack, replace(self._spec(), from_snapshot=shared.snapshot))
         if self._plan.task.folders:  # snapshots do not contain folders outside the home
             lay_outer_files(sandbox, self._plan.task)
+        return sandbox
+
+    def _restored_sandbox(self, stack: ExitStack, start: RestoredStart) -> Sandbox | None:
+        """Open a sandbox with recorded files; None if that fails, for example because it has no room for them."""
+        with self._reporter.during("setup", f"restoring the files before call {start.call}"):
+            try:
+                sandbox = self._open_sandbox(stack, replace(self._spec(), from_snapshot=start.snapshot))
+            except SandboxError as exc:
+                self._cancel.check()
+                self._plan = replace(self._plan, restored=None, repeats_because=str(exc))
+                return None
+            if start.baseline is not None:
+                link_or_copy(start.baseline, self.baseline)
+            self._setup, self._setup_rollout_id = list(start.setup_results), start.rollout_id
+            self._model.require_replay(start.call)
         return sandbox
 
     def _sandbox_after_setup(self, stack: ExitStack, group: SetupGroup | None) -> Sandbox:
@@ -679,10 +755,7 @@ class RolloutRun:
         if workdir is not None and workdir in snapshot.archives:
             join_home(source, snapshot.archives[workdir], self.baseline)
             return
-        try:
-            os.link(source, self.baseline)  # safe, because both are only read
-        except OSError:  # on another disk
-            shutil.copyfile(source, self.baseline)
+        link_or_copy(source, self.baseline)
 
     def _prepare_agent(self, sandbox: Sandbox) -> Launch:
         plan = self._plan
@@ -698,23 +771,42 @@ class RolloutRun:
             workdir=sandbox.workdir,
             installation=plan.installation,
             options=plan.options,
+            skipped=() if plan.restored is None else plan.restored.requests,
         )
         launch = plan.agent.prepare(sandbox, run)
         self._cancel.check()
         return launch
 
-    def _run_agent(self, sandbox: Sandbox, launch: Launch) -> AgentFacts:
+    def _run_agent(self, sandbox: Sandbox) -> AgentFacts:
         limit = self._agent_limit()
+        plan, model, on_command = self._plan, self._model, None
+        # Folders outside of the home are not part of the task's initial files.
+        can_skip = plan.agent.can_skip(plan.options) and not plan.task.folders
+        files = None
+        if plan.record_files and can_skip and model.journal is not None and model.folder is not None:
+            files = record_files(sandbox, model.journal, model.folder, plan.restored)
+            model.record_files(files.before_call)
+            on_command = files.command
+        launch = self._prepare_agent(sandbox)
+        if files is not None and launch.loop is not None:
+            files.expect_no_processes()
         with AgentLog(self.log) as log:
             try:
-                return self._follow_agent(sandbox, launch, log, limit)
+                return self._follow_agent(sandbox, launch, log, on_command)
             except Exception as exc:
                 failure = f"the agent's end was not observed: {self._doubt(exc)}"
                 return AgentFacts(self._exit_code, timed_out=False, limit_s=limit, failure=failure)
             finally:
                 self._log_tail = log.tail(_LOG_TAIL)
 
-    def _follow_agent(self, sandbox: Sandbox, launch: Launch, log: AgentLog, limit: float) -> AgentFacts:
+    def _follow_agent(
+        self,
+        sandbox: Sandbox,
+        launch: Launch,
+        log: AgentLog,
+        on_command: Callable[[str, ExecResult], None] | None,
+    ) -> AgentFacts:
+        limit = self._agent_limit()
         try:
             with watch_turns(
                 self._model, self._reporter, cancel=self._cancel, give_up=sandbox.stop_processes, limit_s=limit
@@ -728,6 +820,8 @@ class RolloutRun:
                         envs=self._plan.agent_envs,
                         report=lambda text, facts: self._reporter.say(text, facts=facts),
                     )
+                    tools.on_command = on_command
+                    tools.done = () if self._plan.restored is None else self._plan.restored.commands
                     done = self._run_loop(launch.loop, tools)
                 else:
                     done = sandbox.exec(
@@ -752,6 +846,9 @@ class RolloutRun:
                 return ExecResult(loop(tools), "", "")
             except LoopTimeout:
                 return ExecResult(TIMED_OUT, "", "", timed_out=True)
+            except NotRestorable as exc:
+                self.wrong_start = str(exc)
+                return ExecResult(1, "", "")
 
     def _collect(self, sandbox: Sandbox) -> str | None:
         """Stop the agent's processes and pack its work tree; return the problem if that fails, else None."""
@@ -944,4 +1041,8 @@ class RolloutRun:
             notes["lost_worktree"] = True
         if self._merged is not None and (self._merged.removed or self._merged.restored):
             notes["protected"] = {"removed": self._merged.removed[:100], "restored": self._merged.restored[:100]}
+        if self._plan.restored is not None:
+            notes["restored_call"] = self._plan.restored.call
+        elif self._plan.repeats_because:
+            notes["repeats_because"] = self._plan.repeats_because
         return {**self._plan.metadata, **notes, **self._model.replay_notes()}

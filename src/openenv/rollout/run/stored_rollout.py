@@ -26,7 +26,7 @@ from typing_extensions import Unpack
 
 from openenv import settings
 from openenv.errors import CaptureError, StoreError
-from openenv.rollout.capture.records import RecordingReader
+from openenv.rollout.capture.records import RecordingReader, read_entries
 from openenv.rollout.progress import Cancellation, OnProgress
 from openenv.rollout.run.batch import CONCURRENCY, OnOutcome, RunManyArguments, run_many
 from openenv.rollout.run.engine import Engine, EngineArguments, EngineOptions
@@ -110,11 +110,20 @@ class StoredRollout:
         if call != 0 and call not in answered:
             numbers = f"1 to {max(answered)}" if answered else "none"
             raise StoreError(f"The rollout '{self.rollout_id}' has no answer of call {call}; its calls: {numbers}")
-        arguments: dict[str, Any] = {**self.options(), **options, "store": self.store}
+        arguments: dict[str, Any] = {
+            "record_files": self._has_files(),
+            **self.options(),
+            **options,
+            "store": self.store,
+        }
         group = f"{self.rollout_id[:8]}@{call}-{secrets.token_hex(2)}"
         arguments["metadata"] = {"group": group, **(options.get("metadata") or {})}
         arguments["start"] = BranchPoint(self.rollout_id, call)
         return run_many([self.store.task(self.rollout_id)] * samples, **arguments)
+
+    def _has_files(self) -> bool:
+        """Return whether files were recorded: then those of its branches are, too."""
+        return any(head.get("k") == "files" for head, _ in read_entries(self.store.captures / self.rollout_id))
 
     def _answered(self) -> list[int]:
         try:

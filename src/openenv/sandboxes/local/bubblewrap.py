@@ -37,7 +37,7 @@ from pathlib import Path, PurePosixPath
 
 from openenv.errors import SandboxError, SandboxTreeError, SandboxUnavailable, SandboxUnsupported
 from openenv.sandboxes import seccomp, trees
-from openenv.sandboxes.base import SandboxSpec
+from openenv.sandboxes.base import SandboxSpec, root_of
 from openenv.sandboxes.exposed_ports import Exposure
 from openenv.sandboxes.host import limit_inside, limit_terminals
 from openenv.sandboxes.local.cgroups import Group
@@ -555,6 +555,12 @@ class Processes:
         self._lock = threading.Lock()
         self._freed = False
         self._owner = os.getpid()
+
+    def open_root(self) -> int:
+        """Open the root folder inside; raises as `root_of` does."""
+        if self._first is None:
+            raise SandboxUnsupported("the first process of the sandbox is unknown")
+        return root_of(self._first)
 
     def end(self) -> None:
         """Kill everything inside and free its resources on the host."""

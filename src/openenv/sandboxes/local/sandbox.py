@@ -182,6 +182,13 @@ class LocalSandbox(Sandbox):
             return False
         return True
 
+    def open_root(self) -> int:
+        root = self._processes.open_root()
+        if (gone := self._gone()) is not None:  # then the kernel may have given its PID to another process
+            os.close(root)
+            raise gone
+        return root
+
     def count_entries(self, path: str, *, most: int) -> int:
         where, home = self._path(path), os.fsencode(self.home)
         request = {"op": "count", "job": next(self._jobs), "path": where, "home": home, "most": most}
