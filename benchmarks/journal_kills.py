@@ -50,8 +50,9 @@ from openenv.testing.scripted.script import Script, Turn
 
 How = Literal["before", "torn", "after", "time", "worker", "sandbox"]
 COMPLETE = b'"how":"complete"'
-PROGRAMS: dict[How, bytes] = {"worker": b"process_engine", "sandbox": b"init_process"}
+PROGRAMS: dict[How, bytes] = {"worker": b"process_engine", "sandbox": b"bwrap"}
 """A part of the command line of a child that is killed."""
+CHILD_KILLED = "a child was killed"
 
 
 @dataclass(slots=True)
@@ -137,7 +138,7 @@ class Plan:
                 self.tasks,
                 agent=agent,
                 model=self.model,
-                sandbox=LocalSandboxes(),
+                sandbox="local" if "worker" in self.hows else LocalSandboxes(),
                 store=store,
                 seed=7,
                 concurrency=self.concurrency,
@@ -186,6 +187,7 @@ def kill_child(how: How) -> None:
         with suppress(OSError):
             if PROGRAMS[how] in Path(f"/proc/{child}/cmdline").read_bytes():
                 os.kill(child, signal.SIGKILL)
+                print(CHILD_KILLED, flush=True)
                 return
 
 
@@ -253,11 +255,16 @@ def kill_until_done(plan: Plan, folder: Path, draw: random.Random, most: int, re
         # At most the entries of all rollouts at once: rollouts that replay their answers must come further at times.
         count = draw.randrange(1, plan.concurrency * plan.entries // draw.choice((1, 4, 8)))
         status = run_engine(plan, folder, how, count, draw.uniform(0.0, plan.longest_s))
-        if how is not None:
+        log = folder.with_suffix(".log").read_text()
+        if how in PROGRAMS:
+            result.killed[how] += log.count(CHILD_KILLED)
+            result.kills += log.count(CHILD_KILLED)
+            folder.with_suffix(".log").write_text("")
+        elif how is not None:
             result.killed[how] += 1
         if os.WIFEXITED(status):
             if os.WEXITSTATUS(status):
-                raise SystemExit(f"an engine failed: {folder.with_suffix('.log').read_text()[-4000:]}")
+                raise SystemExit(f"an engine failed: {log[-4000:]}")
             return
         note_kill(folder, result)
         if result.kills // 500 > printed:
