@@ -115,7 +115,7 @@ export function storedHead(rollout, verdict) {
       Begun: `${formatMoment(outcome.started_at)} (${formatAge(Date.now() / 1000 - outcome.started_at)} ago)`,
       Took: formatSeconds(outcome.wall_s),
       Turns: String(rollout.turns),
-      Id: id,
+      ID: id,
     }),
     el(
       "div.toolbar",
