@@ -183,7 +183,8 @@ def test_a_lock_that_cannot_be_made_is_a_warning(script: str | None, reason: str
 def test_the_commands_that_are_printed_work(openenv_command: Run, command: Callable[..., Any], tmp_path: Path) -> None:
     done = openenv_command("init", "maze_env")
     assert done.returncode == 0, done.stderr
-    serve, client, tests, validate = (line.strip() for line in done.stdout.splitlines() if line.startswith("  "))
+    commands = [line.strip() for line in done.stdout.splitlines() if line.startswith("  ")]
+    serve, client, tests, validate, build, run = commands
     assert serve == "openenv serve maze_env"
     server = command(*shlex.split(serve)[1:], "--port", "0")
     address = server.wait_for(lambda: re.search(r"http://127\.0\.0\.1:(\d+)", server.output))
@@ -191,6 +192,7 @@ def test_the_commands_that_are_printed_work(openenv_command: Run, command: Calla
     assert words[0] == "python"
     assert "echoed_message='hello'" in run_python(*words[1:], folder=tmp_path)
     assert "5 passed" in run_python(*shlex.split(tests)[1:], "-p", "no:cacheprovider", folder=tmp_path)
+    assert (build, run) == ("openenv build maze_env", "docker run -p 8000:8000 openenv-maze:latest")
     assert validate == "openenv validate maze_env"
     checked = openenv_command(*shlex.split(validate)[1:])
     assert checked.returncode == 0, checked.stdout
