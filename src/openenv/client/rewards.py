@@ -57,7 +57,9 @@ class RewardHistory:
             return single
         columns = result.columns
         values: list[float] = columns.rewards.tolist()
-        self.gives_rewards = self.gives_rewards or len(columns.single) < len(columns)
+        if not self.gives_rewards:
+            begun = 0 if columns.begun is None else int(columns.begun.sum())
+            self.gives_rewards = len(columns.single) + begun < len(columns)
         for row, slot in columns.single.items():
             values[row] = self._value_of(slot)
         return values

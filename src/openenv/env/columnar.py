@@ -42,13 +42,13 @@ class ColumnarEnvironment(ABC):
         """
 
 
-def step_row(env: ColumnarEnvironment, actions: Sequence[Any], row: int) -> StepValues:
-    """Take the action in one row of the arrays.
+def step_action(env: ColumnarEnvironment, action: Sequence[Any]) -> StepValues:
+    """Take an action, given as a value for each action column.
 
     Raises:
         NonFiniteReward: The reward is not a finite number.
     """
-    values = env.step_values([array[row] for array in actions])
+    values = env.step_values(action)
     if not math.isfinite(values[1]):
         raise NonFiniteReward.of(values[1])
     return values

@@ -71,6 +71,7 @@ class ColumnBlock:
         errors: Failures by slot; their rows in the arrays have no meaning.
         restarts: Episodes that ended and were followed by the next one in the same step: the data of the last reply,
             and the data of the reset's reply or its error. The row of observations is the next episode's.
+        begun: For each row whether it is the beginning of an episode instead of a step; None if none is.
     """
 
     slots: Any
@@ -81,6 +82,7 @@ class ColumnBlock:
     metadata: dict[int, dict[str, Any]]
     errors: dict[int, Any]
     restarts: dict[int, tuple[dict[str, Any], Any]] = field(default_factory=dict)
+    begun: Any = None
 
 
 def nest(columns: Sequence[Column], values: Iterable[Any]) -> dict[str, Any]:

@@ -14,7 +14,7 @@ from collections.abc import Iterator, Sequence
 from time import perf_counter
 from typing import TYPE_CHECKING, Any, Final
 
-from openenv.env.columnar import layout_of, step_row
+from openenv.env.columnar import layout_of, step_action
 from openenv.errors import ReplyTooLarge, RequestCancelled
 from openenv.protocol.binary_values import is_array
 from openenv.protocol.columns import ColumnLayout, action_fields, fit, layout_as_json, row_bytes, step_data
@@ -164,8 +164,8 @@ class ColumnGroup(StepGroup):
             try:
                 if cancelled and session in cancelled:
                     raise RequestCancelled() if session.close_reason is None else session.closed_error()
-                values, rewards[place], terminated[place], truncated[place], metadata = step_row(
-                    session.env, actions, row
+                values, rewards[place], terminated[place], truncated[place], metadata = step_action(
+                    session.env, [array[row] for array in actions]
                 )
                 if only is not None:
                     only[row] = values[0]

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any, Final, Generic, Literal, TypeVar, get_args
 
 from openenv.errors import NonFiniteReward, OpenEnvError, RequestValidationError
-from openenv.protocol.columns import ColumnBlock, ColumnLayout, pick, step_data
+from openenv.protocol.columns import ColumnBlock, ColumnLayout, pick, row_data, step_data
 from openenv.protocol.json_values import reply_reward
 from openenv.types import StepResult
 
@@ -151,6 +151,7 @@ class ColumnRows(Sequence[SlotResult[ObsT]]):
         self.metadata: dict[int, dict[str, Any]] = block.metadata  # by slot
         self._slots = block.slots
         self._parse = parse
+        self.begun: Any = block.begun  # for each row whether an episode began; None if none did
         self._rows = dict(single)
         for row, result in single.items():
             self._write(row, result)
@@ -185,6 +186,9 @@ class ColumnRows(Sequence[SlotResult[ObsT]]):
     def _made(self, row: int) -> SlotResult[ObsT]:
         terminated, truncated = bool(self.terminated[row]), bool(self.truncated[row])
         slot = int(self._slots[row])
+        if self.begun is not None and self.begun[row]:
+            data = row_data(self.layout, self.observations, row, self.metadata.get(slot, {}))
+            return SlotResult(slot, self._parse(data), started=True)
         data = step_data(self.layout, self, row, self.metadata.get(slot, {}))
         return SlotResult(slot, self._parse(data), terminated=terminated, truncated=truncated)
 
@@ -241,7 +245,7 @@ class SlotEpisode:
     slot: int
     autoreset: Autoreset
     on_failure: OnFailure
-    is_over: bool = False
+    over: bytearray
     is_asked: bool = False
     is_ready: bool = False
     masked: OpenEnvError | None = None
@@ -252,9 +256,23 @@ class SlotEpisode:
     _error: OpenEnvError | None = None
 
     @property
+    def is_over(self) -> bool:
+        """Whether the episode has ended; in `over`, which has a byte for each slot: a step in columns looks there."""
+        return bool(self.over[self.slot])
+
+    @is_over.setter
+    def is_over(self, is_over: bool) -> None:
+        self.over[self.slot] = is_over
+
+    @property
+    def has_failed(self) -> bool:
+        """Whether a failure decides what the next step is."""
+        return self.masked is not None or self._needs_reset
+
+    @property
     def is_plain(self) -> bool:
         """Whether the next step is a step of the environment, and not the beginning of an episode or a failure."""
-        return self.masked is None and not self._needs_reset and not (self.is_over and self.autoreset == "next_step")
+        return not self.has_failed and not (self.is_over and self.autoreset == "next_step")
 
     def ask(self, *, stepping: bool) -> str:
         """Begin a request: return `step`, or `reset` if an episode has to begin first."""

@@ -34,7 +34,7 @@ from openenv.protocol.columns import ColumnBlock, layout_from_json
 from ..flows import Attempts, Outage
 from ..network import Address, ConnectionOptions, parse_ws_url, socket_url
 from .connection import V1Format, VectorConnection
-from .slot_pool import OnAnswer, SlotPool
+from .slot_pool import STEPS, OnAnswer, SlotPool
 
 if TYPE_CHECKING:
     from .column_steps import ColumnSteps
@@ -420,6 +420,7 @@ class SessionPool(SlotPool):
         """Take a step in the chosen slots, with the next write."""
         steps = self._steps
         assert steps is not None
+        chosen = chosen == STEPS
         steps.begin(actions, chosen)
         for shared in self.connections:
             shared.columns.clear()  # of steps that were given up

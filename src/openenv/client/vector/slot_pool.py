@@ -10,10 +10,14 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, ClassVar, Final
 
 from openenv.errors import OpenEnvError
 from openenv.protocol.columns import ColumnBlock, ColumnLayout
+
+STEPS: Final = 1
+BEGINS: Final = 2
+"""What a slot does in a step in columns; 0 for nothing."""
 
 OnAnswer = Callable[[Any, str, Any, "OpenEnvError | None"], None]
 """Receives a slot, the request's type, and the reply's data or an error."""
@@ -26,6 +30,8 @@ class SlotPool(ABC):
     connections: Sequence[Any] = ()
     layout: ColumnLayout | None = None
     """The arrays of a step in columns; None if the slots take none."""
+    begins_episodes: ClassVar[bool] = False
+    """Whether a step in columns may begin episodes in some of its slots."""
     missing: set[int]
     """Slots without an environment."""
 
@@ -77,7 +83,7 @@ class SlotPool(ABC):
 
         Args:
             actions: One array for each action column, with a row for each slot of the vector.
-            chosen: For each slot whether it takes the step.
+            chosen: For each slot `STEPS`, `BEGINS` (an episode, if the pool can) or 0, as bytes.
         """
         raise NotImplementedError
 

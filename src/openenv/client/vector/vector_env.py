@@ -34,7 +34,7 @@ from .results import (
     VectorResult,
 )
 from .session_pool import SessionPool, placements
-from .slot_pool import SlotPool
+from .slot_pool import BEGINS, STEPS, SlotPool
 
 ActT = TypeVar("ActT")
 ObsT = TypeVar("ObsT")
@@ -191,14 +191,16 @@ class VectorEnv(_Slots, Generic[ActT, ObsT]):
         self._hooks: Any = _hooks(client, self._urls[0] if isinstance(self._pool, SessionPool) else "http://localhost")
         self._has_hooks = client is not None
         self._parse = self._hooks._parse_result
-        self._episodes = [SlotEpisode(index, autoreset, on_failure) for index in range(n)]
+        self._over = bytearray(n)  # for each slot whether its episode has ended
+        self._episodes = [SlotEpisode(index, autoreset, on_failure, self._over) for index in range(n)]
+        self._autoreset = autoreset
         self._on_failure = on_failure
         self._timeout_s = message_timeout_s
         self._wait_s = wait_s
         self._pings = ping_interval_s is not None
         self._reset_kwargs: dict[str, Any] = {}
         self._asked: set[int] = set()  # slots with a request whose result was not taken
-        self._special: set[int] = set()  # slots whose next step is not a plain step of the environment
+        self._special: set[int] = set()  # slots whose next step depends on a failure
         self._blocks: list[ColumnBlock] = []  # results of a step in columns that were not returned yet
         self._answers: dict[int, Any] = {}  # to requests outside of episodes, such as `state`
         self._each = False
@@ -505,11 +507,11 @@ class VectorEnv(_Slots, Generic[ActT, ObsT]):
         self._note(episode)
 
     def _note(self, episode: SlotEpisode) -> None:
-        """Record whether the next step of a slot is a plain one."""
-        if episode.is_plain:
-            self._special.discard(episode.slot)
-        else:
+        """Record whether a failure decides what the next step of a slot is."""
+        if episode.has_failed:
             self._special.add(episode.slot)
+        else:
+            self._special.discard(episode.slot)
 
     # -- steps in columns -----------------------------------------------------------------------------------------
 
@@ -536,20 +538,28 @@ class VectorEnv(_Slots, Generic[ActT, ObsT]):
             return None
 
     def _step_columns(self, arrays: list[Any]) -> None:
-        """Step all slots in columns, except for those that begin an episode or have failed."""
+        """Step all slots in columns, except for those that have failed, or begin an episode and the pool cannot."""
         import numpy as np  # the arrays are its own
 
         pool, layout = self._pool, self._pool.layout
         assert layout is not None
         if self._asked or self._blocks or pool.columns_left():
             self._check_idle(range(self.n))
-        chosen = np.ones(self.n, bool)
+        chosen: Any = np.full(self.n, STEPS, np.uint8)
         special = self._special | pool.missing if pool.missing else self._special
+        begins = b"\1" in self._over and self._autoreset == "next_step"
+        over: Any = np.frombuffer(self._over, bool)
+        if begins and pool.begins_episodes:
+            chosen[over] = BEGINS
+        elif begins:
+            special = special.union(over.nonzero()[0].tolist())
         for index in sorted(special):
             chosen[index] = False
             episode = self._episodes[index]
             is_step = episode.is_plain or episode.autoreset == "disabled"
             self._step(pool.slots[index], nest(layout.actions, [array[index] for array in arrays]) if is_step else None)
+        if begins and pool.begins_episodes:
+            over[chosen == BEGINS] = False
         pool.begin_columns(arrays, chosen)
         pool.flush()
 
@@ -562,24 +572,29 @@ class VectorEnv(_Slots, Generic[ActT, ObsT]):
         ends = block.terminated | block.truncated
         if not (ends.any() or block.errors or block.restarts):
             return
-        for index in {*block.slots[ends].tolist(), *block.errors, *block.restarts}:
+        import numpy as np  # the arrays are its own
+
+        ended = block.slots[ends]
+        if self._autoreset != "same_step":
+            np.frombuffer(self._over, bool)[ended] = True
+            ended = ended[:0]
+        for index in {*ended.tolist(), *block.errors, *block.restarts}:
             slot, episode = self._pool.slots[index], self._episodes[index]
             if index in block.errors:
+                began = block.begun is not None and block.begun[block.slots.searchsorted(index)]
+                episode.is_over = False  # the flags of a worker that died are those of an earlier step
                 episode.ask(stepping=True)
                 self._asked.add(index)
-                self._on_answer(slot, "step", None, block.errors[index])
+                self._on_answer(slot, "reset" if began else "step", None, block.errors[index])
             elif index in block.restarts:
                 self._take_restart(slot, *block.restarts[index])
-            elif episode.autoreset == "same_step":
+            else:
                 episode.ask(stepping=True)
                 self._asked.add(index)
                 assert self._pool.layout is not None
                 row = int(block.slots.searchsorted(index))
                 data = step_data(self._pool.layout, block, row, block.metadata.get(index, {}))
                 self._on_answer(slot, "step", data, None)
-            else:
-                episode.is_over = True
-                self._note(episode)
         self._pool.flush()
 
     def _take_restart(self, slot: Any, final: dict[str, Any], following: dict[str, Any] | OpenEnvError) -> None:
@@ -779,6 +794,9 @@ def _joined(layout: ColumnLayout, blocks: Sequence[ColumnBlock], slots: Any) -> 
             block.truncated,
         )
         whole.metadata.update(block.metadata)
+        if block.begun is not None:
+            whole.begun = np.zeros(len(slots), bool) if whole.begun is None else whole.begun
+            whole.begun[rows] = block.begun
     return whole
 
 

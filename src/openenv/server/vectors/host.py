@@ -1,8 +1,11 @@
 """`VectorHost`: the slots of one worker process of a local vector.
 
-    message ──> STEP: step the chosen slots, actions and results in shared memory ──> STEP, with errors and metadata
-                requests: open, reset, step, state of single slots ──> a reply for each
+    word in shared memory ──> step the chosen slots, actions and results in shared memory ──> word, or a message with
+                              errors and metadata
+    message ──> requests: open, reset, step, state of single slots ──> a reply for each
     end of the stream, or of the program ──> close all environments
+
+Between two steps it looks at the word for a moment if that is likely to pay, then it sleeps until a message comes.
 
 All slots run on the main thread, one after the other; coroutines of several slots run together. Nothing else runs here
 except a thread that waits for the end of the program. Knows environments and messages; must not know policies.
@@ -17,15 +20,16 @@ import select
 import socket
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, Final
 
 import numpy as np
 
+from openenv.client.vector.slot_pool import BEGINS, STEPS
 from openenv.env.binding import bind_instance, infer_models
-from openenv.env.columnar import ColumnarEnvironment, step_row
+from openenv.env.columnar import ColumnarEnvironment, step_action
 from openenv.errors import EnvironmentFactoryError, message_of
 from openenv.protocol.codec import BY_NAME
 from openenv.protocol.columns import ColumnLayout, action_fields
@@ -35,8 +39,8 @@ from openenv.protocol.server_v2 import WRITERS, RefusedRequest, ServerProtocolV2
 from ..runners.process.child.server_link import ServerHandle
 from ..sessions.operations import CLOSE, CONSTRUCT, Operation, build_operations
 from ..sessions.session import NEVER_RESET, described_failure
-from .memory import SharedArrays
-from .messages import EACH, STEP, Restart, SlotReply, SlotRequest, VectorMessage, VectorReader, encode
+from .memory import SharedArrays, Watch
+from .messages import EACH, STEP, RequestKind, Restart, SlotReply, SlotRequest, VectorMessage, VectorReader, encode
 
 logger = logging.getLogger(__name__)
 
@@ -54,18 +58,24 @@ class VectorSetup:
         slots: The slots of this worker.
         n: The number of slots of the vector.
         codec: The name of the codec for single results.
+        memory: The descriptor of the shared memory.
+        worker: The index of this worker, of so many.
+        workers: The number of workers.
         layout: The arrays; None for environments with other values.
-        memory: The descriptor of the arrays.
         restarts: Whether a finished episode is followed by the next one in the same step.
+        watch_s: How long to look for the next step before sleeping.
     """
 
     socket: int
     slots: range
     n: int
     codec: str
+    memory: int
+    worker: int
+    workers: int
     layout: ColumnLayout | None = None
-    memory: int = -1
     restarts: bool = False
+    watch_s: float = 0.0
 
 
 class VectorHost:
@@ -92,30 +102,73 @@ class VectorHost:
         self._operations = build_operations(self._writer.observation, self._writer.state)
         self._protocol: ServerProtocolV2 | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
-        self._arrays: SharedArrays | None = None
-        if setup.layout is not None:
-            os.set_inheritable(setup.memory, False)
-            self._arrays = SharedArrays(setup.layout, setup.n, setup.memory)
+        os.set_inheritable(setup.memory, False)
+        self._arrays = SharedArrays(setup.layout, setup.n, setup.workers, setup.memory)
+        self._words = self._arrays.words
+        self._places = self._words.places[setup.worker]
+        self._watch = Watch(setup.watch_s, os.sched_yield if setup.watch_s else lambda: None)
+        self._step = 0  # the last step in columns
+        self._received = 0  # messages
 
     def run(self) -> None:
         """Serve until the program closes the vector or ends."""
         threading.Thread(target=self._watch_program, name="openenv-watch", daemon=True).start()
-        while data := self._read():
-            for message in self._reader.feed(data):
-                self._handle(message)
+        words, places = self._words.words, self._places
+        while self._wait():
+            # Messages first: requests that were made before a step come before it.
+            while self._received < words[places.sent]:
+                if not self._read():
+                    break
+            step = words[places.step]
+            if step > self._step:
+                self._step = step
+                self._step_columns()
         self._close_all()
 
-    def _read(self) -> bytes:
+    def _wait(self) -> bool:
+        """Wait for a step or a message; return False at the end of the stream."""
+        words, places = self._words, self._places
+        with self._watch as may_watch:
+            if may_watch and self._watch.until(self._has_news):
+                return True
+            words.words[places.sleeps] = 1
+            words.fence()
+            if not self._has_news() and not self._read():
+                return False
+            words.words[places.sleeps] = 0
+        return True
+
+    def _has_news(self) -> bool:
+        words, places = self._words.words, self._places
+        return words[places.step] != self._step or words[places.sent] != self._received
+
+    def _read(self) -> bool:
+        """Handle what has come; return False at the end of the stream."""
         try:
-            return self._socket.recv(_READ_BYTES)
+            data = self._socket.recv(_READ_BYTES)
         except OSError:  # the program has ended with unread replies
-            return b""
+            data = b""
+        for message in self._reader.feed(data):
+            self._handle(message)
+        return bool(data)
 
     def _send(self, flags: int, step: int, replies: Sequence[SlotReply]) -> None:
         try:
             self._socket.sendall(encode(flags, step, replies))
         except OSError:  # `_read` notices the end
             return
+        self._words.words[self._places.replied] += 1
+
+    def _send_done(self) -> None:
+        """Report a step of which the arrays say everything."""
+        words = self._words
+        words.words[self._places.done] = self._step
+        words.fence()
+        if words.words[words.PROGRAM_SLEEPS]:
+            try:
+                self._socket.sendall(encode(STEP, self._step))
+            except OSError:  # `_read` notices the end
+                return
 
     def _watch_program(self) -> None:
         """End with the program, even in the middle of a step.
@@ -137,16 +190,17 @@ class VectorHost:
     # -- messages -------------------------------------------------------------------------------------------------
 
     def _handle(self, message: VectorMessage) -> None:
-        flags, step, requests = message
+        flags, _, requests = message
+        if not requests:  # a step, as the words say
+            return
+        self._received += 1
         replies: list[SlotReply] = []
-        if requests and flags & EACH:
+        if flags & EACH:
             self._answer(requests, lambda reply: self._send(0, 0, [reply]))
-        elif requests:
+        else:
             self._answer(requests, replies.append)
-        if flags & STEP:
-            self._step_columns(replies.append)
-        if replies or flags & STEP:
-            self._send(flags & STEP, step, replies)
+        if replies:
+            self._send(0, 0, replies)
 
     def _answer(self, requests: Sequence[SlotRequest], put: Callable[[SlotReply], None]) -> None:
         """Run requests of single slots."""
@@ -195,7 +249,7 @@ class VectorHost:
             env = self._envs[place]
             if env is None:  # its constructor has failed, which is the slot's answer already
                 return SlotReply(request.slot, request.number, "error", {})
-            if request.kind == "reset" and self._arrays is not None:
+            if request.kind == "reset" and self._setup.layout is not None:
                 metadata = self._reset_row(request.slot, env, request.data)
                 return SlotReply(request.slot, request.number, "row", metadata)
             operation: Operation = getattr(self._operations, request.kind)
@@ -245,58 +299,66 @@ class VectorHost:
 
     def _reset_row(self, slot: int, env: ColumnarEnvironment, kwargs: dict[str, Any]) -> dict[str, Any]:
         """Begin an episode and write its observation to the arrays; return its metadata."""
-        assert self._arrays is not None
         values, metadata = env.reset_values(kwargs)
         for array, value in zip(self._arrays.observations, values, strict=True):
             array[slot] = value
         self._was_reset[slot - self._first] = True
         return dict(metadata)
 
-    def _step_columns(self, put: Callable[[SlotReply], None]) -> None:
+    def _step_columns(self) -> None:
         """Step the chosen slots; actions and results are in the arrays."""
         arrays, slots = self._arrays, self._setup.slots
-        assert arrays is not None
         rows = slice(slots.start, slots.stop)
         # A copy: environments may keep their action, and the arrays change with the next step.
         actions = [array[rows].copy() for array in arrays.actions]
-        chosen = arrays.chosen[rows].astype(bool)
+        chosen = arrays.chosen[rows].tolist()
         cls: type[ColumnarEnvironment] = type(next(env for env in self._envs if env is not None))
         valid = cls.valid_actions(actions)
+        replies: list[SlotReply] = []
         if np.count_nonzero(valid) < len(slots):
-            for place in (chosen & ~valid).nonzero()[0].tolist():
-                chosen[place] = False
-                put(self._refused_action(slots[place], actions, place))
-        is_whole = np.count_nonzero(chosen) == len(slots)
-        places = range(len(slots)) if is_whole else chosen.nonzero()[0].tolist()
+            for place in (~valid).nonzero()[0].tolist():
+                if chosen[place] == STEPS:
+                    chosen[place] = 0
+                    replies.append(self._refused_action(slots[place], actions, place))
         single = arrays.observations[0] if len(arrays.observations) == 1 else None
-        envs, first, restarts = self._envs, self._first, self._setup.restarts
+        first, restarts = self._first, self._setup.restarts
         rewards, terminated, truncated = [0.0] * len(slots), [False] * len(slots), [False] * len(slots)
-        for place in places:
-            env = envs[place]
+        # Lists of NumPy's scalars and rows: made together, they cost half as much.
+        each = zip(chosen, self._envs, zip(*map(list, actions), strict=True), strict=True)
+        for place, (what, env, action) in enumerate(each):
+            if not what:
+                continue
             try:
-                values, reward, has_terminated, has_truncated, metadata = step_row(env, actions, place)
-                rewards[place], terminated[place], truncated[place] = reward, has_terminated, has_truncated
-                if restarts and (has_terminated or has_truncated):
-                    put(self._restart(first + place, env, values, dict(metadata)))
-                    continue
-                if single is not None:
-                    single[first + place] = values[0]
+                if what == BEGINS:
+                    metadata: Mapping[str, Any] = self._reset_row(first + place, env, self._reset_kwargs)
                 else:
-                    for array, value in zip(arrays.observations, values, strict=True):
-                        array[first + place] = value
+                    values, rewards[place], has_terminated, has_truncated, metadata = step_action(env, action)
+                    terminated[place], truncated[place] = has_terminated, has_truncated
+                    if restarts and (has_terminated or has_truncated):
+                        replies.append(self._restart(first + place, env, values, dict(metadata)))
+                        continue
+                    if single is not None:
+                        single[first + place] = values[0]
+                    else:
+                        for array, value in zip(arrays.observations, values, strict=True):
+                            array[first + place] = value
                 if metadata:
-                    put(SlotReply(first + place, 0, "metadata", dict(metadata)))
+                    replies.append(SlotReply(first + place, 0, "metadata", dict(metadata)))
             except BaseException as exc:  # the slot's code, which may raise anything
-                put(self._failed(SlotRequest(first + place, 0, "step", None), exc))
+                kind: RequestKind = "reset" if what == BEGINS else "step"
+                replies.append(self._failed(SlotRequest(first + place, 0, kind, None), exc))
         arrays.rewards[rows] = rewards
         arrays.terminated[rows] = terminated
         arrays.truncated[rows] = truncated
+        if replies:
+            self._send(STEP, self._step, replies)
+        else:
+            self._send_done()
 
     def _restart(
         self, slot: int, env: ColumnarEnvironment, final: Sequence[Any], metadata: dict[str, Any]
     ) -> SlotReply:
         """Keep the last observation of an episode, and begin the next one."""
-        assert self._arrays is not None
         for array, value in zip(self._arrays.finals, final, strict=True):
             array[slot] = value
         try:

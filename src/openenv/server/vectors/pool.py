@@ -1,7 +1,10 @@
 """`LocalPool`: the slots of a `VectorEnv` in worker processes of this machine, without a server.
 
-    VectorEnv ──> LocalPool ══ socket, 13 bytes a step ══> VectorHost   (one per worker, each with some of the slots)
-                      └────────── shared memory ──────────────┘
+    VectorEnv ──> LocalPool ════ socket: requests ════> VectorHost   (one per worker, each with some of the slots)
+                      └── shared memory: words, arrays ──┘
+
+A step in columns is a word for each worker (`memory.Words`). If more cores than processes are free to use, both sides
+look for the next word for a moment before they sleep; a message of 13 bytes wakes a sleeper.
 
 A worker that dies takes its slots' episodes along: each of them fails with `SessionLost`, and a reset starts another
 worker. Has the interface of `client.vector.session_pool.SessionPool`. Knows processes and messages; must not know
@@ -20,13 +23,13 @@ import socket
 import sys
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from typing import Any, Final, Literal
 
 import numpy as np
 
-from openenv.client.vector.slot_pool import OnAnswer, SlotPool
+from openenv.client.vector.slot_pool import STEPS, OnAnswer, SlotPool
 from openenv.env.binding import declared_concurrency, factory_class, factory_name
 from openenv.env.columnar import layout_of
 from openenv.errors import ConcurrencyConfigurationError, OpenEnvError, RequestTimeout, SessionLost
@@ -40,7 +43,7 @@ from ..runners.process.messages import WorkerSetup, modules_of, pack, pack_facto
 from ..runners.process.runner import StartBackoff, WorkersKeepDying
 from ..runners.process.worker import SocketThread, WorkerProcess
 from .host import VectorSetup
-from .memory import SharedArrays
+from .memory import SharedArrays, Watch, can_watch
 from .messages import EACH, STEP, Restart, SlotReply, SlotRequest, VectorReader, encode
 
 logger = logging.getLogger(__name__)
@@ -51,6 +54,7 @@ _READ_BYTES: Final = 256 * 1024
 _TICK_S: Final = 1.0  # a wait wakes this often to see that it was interrupted
 _CLOSE_S: Final = 5.0
 _END_S: Final = 2.0  # between the end of a socket and the news of how its process ended
+_WATCH_S: Final = 0.0005
 _LOGGERS: Final = ("", "openenv")
 # The cost of one more worker in a batch, in steps of a few microseconds. With W workers a batch of n steps takes about
 # n / W + W * _WORKER_STEPS, which is least at the square root of n / _WORKER_STEPS.
@@ -87,13 +91,15 @@ class LocalSlot:
 class VectorWorker:
     """One place for a worker process and its slots; a dead process is replaced by the next reset."""
 
-    def __init__(self, places: range) -> None:
+    def __init__(self, index: int, places: range) -> None:
+        self.index = index
         self.places = places
         self.slots: list[LocalSlot] = []
         self.process: WorkerProcess | None = None
         self.socket: socket.socket | None = None
         self.reader = VectorReader()
         self.unsent = b""
+        self.received = 0  # messages
         self.outbox: list[SlotRequest] = []
         self.takes_step = False
         self.step = 0  # the unanswered step in columns; 0 if there is none
@@ -130,6 +136,8 @@ class LocalPool(SlotPool):
         RuntimeError: The platform has no Unix sockets.
     """
 
+    begins_episodes = True
+
     def __init__(
         self,
         factory: Callable[[], Any],
@@ -148,9 +156,13 @@ class LocalPool(SlotPool):
         self._files, self._main = modules_of(factory)
         cls = factory_class(factory)
         self.layout = layout_of(cls) if cls is factory else None
-        self._arrays = None if self.layout is None else SharedArrays(self.layout, n)
         self._codec = BY_NAME[codec]
-        self.workers = [VectorWorker(places) for places in _places(factory, cls, n, workers)]
+        parts = _places(factory, cls, n, workers)
+        self.workers = [VectorWorker(index, places) for index, places in enumerate(parts)]
+        self._arrays = SharedArrays(self.layout, n, len(parts))
+        self._words = self._arrays.words
+        self._seen = self._words.replies()
+        self._watch_s = _WATCH_S if can_watch() and cores() > 1 + len(parts) else 0.0
         slots: list[LocalSlot] = []
         self.missing = set(range(n))  # slots without an environment
         for worker in self.workers:
@@ -159,10 +171,11 @@ class LocalPool(SlotPool):
         self.slots = slots
         self._sockets: SocketThread | None = None
         self._poll = select.poll()
+        self._watch = Watch(self._watch_s, partial(self._poll.poll, 0))
         self._by_descriptor: dict[int, VectorWorker] = {}
         self._backoff = StartBackoff(time.monotonic)
         self._numbers = itertools.count(1)
-        self._is_interrupted = False
+        self._is_interrupted = self._is_forgotten = False
         self._each = False
         self._defaults: Mapping[str, Any] = {}
         # The last step in columns: the slots whose results were not taken yet, and remarks on results.
@@ -172,6 +185,7 @@ class LocalPool(SlotPool):
             rows = slice(worker.places.start, worker.places.stop)
             worker.expected, worker.ready = self._expected[rows], self._ready[rows]
         self._all_slots = np.arange(n)
+        self._begun: Any = None  # its slots that begin an episode
         self._is_partial = False  # whether some results of the step were taken already
         self._remarks: dict[int, SlotReply] = {}
         self._failures: dict[int, OpenEnvError] = {}
@@ -195,7 +209,7 @@ class LocalPool(SlotPool):
 
     def use_for_resets(self, kwargs: Mapping[str, Any]) -> None:
         """Set the keywords of resets within a step."""
-        if self._restarts and kwargs != self._defaults:
+        if kwargs != self._defaults:
             self._defaults = kwargs
             for worker in self.workers:
                 if worker.process is not None:
@@ -206,20 +220,21 @@ class LocalPool(SlotPool):
 
         Args:
             actions: One array for each action column, with a row for each slot of the vector.
-            chosen: For each slot whether it takes the step.
+            chosen: For each slot what it does.
         """
-        assert self._arrays is not None
         for array, values in zip(self._arrays.actions, actions, strict=True):
             array[:] = values
         self._arrays.chosen[:] = chosen
-        # A worker whose slots all begin an episode takes no step: the flags of its last one must not stay.
-        self._arrays.terminated[:] = self._arrays.truncated[:] = False
         self._expected[:] = chosen
-        self._ready[:] = False
+        self._ready.fill(False)
         self._is_partial = False
         self._remarks.clear()
         self._failures.clear()
+        begun = chosen > STEPS
+        self._begun = begun if np.count_nonzero(begun) else None
         is_whole = np.count_nonzero(chosen) == len(self.slots)
+        if not is_whole:  # a worker without chosen slots takes no step: the flags of its last one must not stay
+            self._arrays.terminated[:] = self._arrays.truncated[:] = False
         for worker in self.workers:
             worker.takes_step = is_whole or bool(chosen[worker.places.start : worker.places.stop].any())
 
@@ -242,7 +257,6 @@ class LocalPool(SlotPool):
         if not count:
             return None
         arrays = self._arrays
-        assert arrays is not None
         is_done = whole and not self._is_partial and not np.count_nonzero(self._expected)
         whole = is_done or count == len(ready)
         slots = self._all_slots if whole else ready.nonzero()[0]
@@ -254,7 +268,8 @@ class LocalPool(SlotPool):
             arrays.terminated[rows].copy(),
             arrays.truncated[rows].copy(),
             {},
-            dict(self._failures),
+            self._failures,
+            begun=None if self._begun is None else self._begun[rows],
         )
         for slot, reply in self._remarks.items():
             if not ready[slot]:
@@ -274,7 +289,6 @@ class LocalPool(SlotPool):
     def _restarted(self, slot: int, restart: Restart) -> tuple[dict[str, Any], dict[str, Any] | OpenEnvError]:
         """Return the data of an episode's last reply, and of the first one of the next episode."""
         arrays, layout = self._arrays, self.layout
-        assert arrays is not None
         assert layout is not None
         last = ColumnBlock(None, arrays.finals, arrays.rewards, arrays.terminated, arrays.truncated, {}, {})
         final = step_data(layout, last, slot, restart.final)
@@ -284,7 +298,6 @@ class LocalPool(SlotPool):
 
     def _row(self, slot: int, metadata: dict[str, Any]) -> dict[str, Any]:
         """Return the data of the reply to a reset, whose observation is in the arrays."""
-        assert self._arrays is not None
         assert self.layout is not None
         return row_data(self.layout, self._arrays.observations, slot, metadata)
 
@@ -309,12 +322,21 @@ class LocalPool(SlotPool):
         if worker.socket is None:
             self._lose(worker)
             return
-        flags = (STEP if worker.takes_step else 0) | (EACH if self._each else 0)
+        words, places = self._words.words, self._words.places[worker.index]
+        data = b""
+        if worker.outbox:
+            data = encode(EACH if self._each else 0, 0, worker.outbox)
+            worker.outbox = []
+            words[places.sent] += 1
         if worker.takes_step:
-            worker.step = next(self._numbers)
-        data = encode(flags, worker.step, worker.outbox)
-        worker.outbox, worker.takes_step = [], False
-        self._send(worker, data)
+            worker.takes_step = False
+            worker.step = words[places.step] = next(self._numbers)
+            if not data:
+                self._words.fence()
+                if words[places.sleeps]:
+                    data = encode(STEP, worker.step)
+        if data:
+            self._send(worker, data)
 
     def _send(self, worker: VectorWorker, data: bytes) -> None:
         assert worker.socket is not None
@@ -346,21 +368,24 @@ class LocalPool(SlotPool):
             return False
         ours, theirs = socket.socketpair()
         process = WorkerProcess(self._sockets, on_gone=partial(self._gone, worker), on_answer=lambda: None)
-        descriptors = [theirs.fileno()]
-        if self._arrays is not None:
-            descriptors.append(self._arrays.descriptor)
         setup = VectorSetup(
             theirs.fileno(),
             worker.places,
             len(self.slots),
             self._codec.name,
+            self._arrays.descriptor,
+            worker.index,
+            len(self.workers),
             self.layout,
-            -1 if self._arrays is None else self._arrays.descriptor,
             self._restarts,
+            self._watch_s,
         )
+        for place in self._words.places[worker.index]:  # what an earlier process in this place has left
+            self._words.words[place] = 0
+        self._seen = self._words.replies()
         levels = {name: logging.getLogger(name or None).getEffectiveLevel() for name in _LOGGERS}
         worker.process, worker.socket, worker.reader = process, ours, VectorReader()
-        worker.unsent, worker.step = b"", 0
+        worker.unsent, worker.step, worker.received = b"", 0, 0
         worker.has_ended.clear()
         ours.setblocking(False)
         self._by_descriptor[ours.fileno()] = worker
@@ -370,7 +395,7 @@ class LocalPool(SlotPool):
         with theirs:
             process.start(
                 WorkerSetup(list(sys.path), self._files, self._main, self._packed, os.getpid(), levels, pack(setup)),
-                descriptors,
+                [theirs.fileno(), self._arrays.descriptor],
             )
         return True
 
@@ -430,10 +455,45 @@ class LocalPool(SlotPool):
             if left <= 0:
                 count = sum(slot.is_busy for slot in self.slots) + int(self._expected.sum())
                 raise RequestTimeout(f"{count} slots have not answered within {timeout_s} s; wait again, or reset them")
-            for descriptor, events in self._poll.poll(left * 1000):
+            for descriptor, events in self._news(left):
                 worker = self._by_descriptor.get(descriptor)
                 if worker is not None:
                     self._serve(worker, events)
+
+    def _news(self, timeout_s: float) -> Iterable[tuple[int, int]]:
+        """Wait for workers; take in their words, and return the sockets with events."""
+        words, events = self._words, []
+        with self._watch as may_watch:
+            found = may_watch and self._watch.until(self._has_replied)
+            if not found:
+                words.words[words.PROGRAM_SLEEPS] = 1
+                words.fence()
+                if not self._has_replied():
+                    events = self._poll.poll(timeout_s * 1000)
+                words.words[words.PROGRAM_SLEEPS] = 0
+            elif found is not True:
+                events = found
+        seen = words.replies()
+        if seen != self._seen:
+            self._seen = seen
+            for worker in self.workers:
+                done, replied = words.words[words.places[worker.index].done], words.words[words.places[worker.index].replied]
+                if worker.step and done == worker.step:
+                    self._take_step(worker, ())
+                if replied != worker.received and worker.socket is not None:
+                    events.append((worker.socket.fileno(), select.POLLIN))
+        elif not events:
+            self._wake_again()
+        return events
+
+    def _has_replied(self) -> bool:
+        return self._words.replies() != self._seen
+
+    def _wake_again(self) -> None:
+        """Repeat the message to workers that sleep although they have a step: an interrupted write may have cost it."""
+        for worker in self.workers:
+            if worker.step and self._words.words[self._words.places[worker.index].sleeps]:
+                self._send(worker, encode(STEP, worker.step))
 
     def _serve(self, worker: VectorWorker, events: int) -> None:
         assert worker.socket is not None
@@ -453,8 +513,10 @@ class LocalPool(SlotPool):
             self._lose(worker)
         for message in worker.reader.feed(data):
             flags, step, replies = message
-            if flags & STEP and step == worker.step:
-                self._take_step(worker, replies)
+            worker.received += bool(replies)
+            if flags & STEP:
+                if step == worker.step:
+                    self._take_step(worker, replies)
             else:
                 for reply in replies:
                     self._reply(reply)
@@ -539,9 +601,9 @@ class LocalPool(SlotPool):
                 worker.socket.close()
                 worker.socket = None
         self._by_descriptor.clear()
-        if self._arrays is not None:
+        if not self._is_forgotten:
+            self._is_forgotten = True
             self._arrays.close()
-            self._arrays = None
         for slot in self.slots:
             slot.name, slot.is_opening, slot.pending = None, False, None
             slot.error = SessionLost("closed by the client")
