@@ -18,11 +18,12 @@ import pytest
 
 from openenv.adapters.gymnasium import GymnasiumVectorEnv
 from openenv.errors import SessionLost, SlotsFailed
+from openenv.server.vectors import pool
 from waiting import wait_until
 from worker_servers import WorkersServer
 
 EPISODES = {"CartPole-v1": 300, "Blackjack-v1": 300, "FrozenLake-v1": 300, "Pendulum-v1": 50, "Taxi-v4": 50}
-WAYS = ("memory", "socket", "workers")
+WAYS = ("memory", "watched memory", "socket", "workers")
 SLOTS = 10
 
 
@@ -37,7 +38,7 @@ class Vectors:
     def make(self, env_id: str, n: int = SLOTS, **options: Any) -> GymnasiumVectorEnv:
         """Make a vector."""
         target = f"gymnasium:{env_id}"
-        if self._way == "memory":
+        if "memory" in self._way:
             envs = GymnasiumVectorEnv(target, n, workers=2, **options)
         else:
             count = 2 if self._way == "workers" else 1
@@ -50,7 +51,7 @@ class Vectors:
 
     def processes(self) -> list[int]:
         """Return the processes that run the environments of the last vector."""
-        if self._way == "memory":
+        if "memory" in self._way:
             return [worker.process.pid for worker in self._envs[-1]._env._pool.workers]  # type: ignore[attr-defined]
         supervisor = self._servers[-1].process.pid
         if self._way == "socket":
@@ -69,7 +70,9 @@ class Vectors:
 
 
 @pytest.fixture(params=WAYS)
-def vectors(request: pytest.FixtureRequest) -> Iterator[Vectors]:
+def vectors(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[Vectors]:
+    if request.param == "watched memory":  # as on a machine with a core for each process
+        monkeypatch.setattr(pool, "cores", lambda: 64)
     made = Vectors(request.param)
     yield made
     made.close()

@@ -12,6 +12,7 @@ Knows rewards only; must not know sessions, models or trainers.
 from __future__ import annotations
 
 import functools
+from collections.abc import Sequence
 from typing import Any, Final
 
 from openenv.errors import NoRewards
@@ -45,7 +46,7 @@ class RewardHistory:
         self.gives_rewards = True
         return float(reward)
 
-    def values(self, result: VectorResult[Any]) -> list[float]:
+    def values(self, result: VectorResult[Any]) -> Sequence[float]:
         """Record a step of several sessions; return its rewards, 0 for missing ones and NaN for failed slots.
 
         Raises:
@@ -56,10 +57,13 @@ class RewardHistory:
             self.end_episodes(sum(slot.terminated or slot.truncated for slot in result.by_slot))
             return single
         columns = result.columns
-        values: list[float] = columns.rewards.tolist()
         if not self.gives_rewards:
             begun = 0 if columns.begun is None else int(columns.begun.sum())
             self.gives_rewards = len(columns.single) + begun < len(columns)
+        if not columns.single:
+            array: Sequence[float] = columns.rewards
+            return array
+        values: list[float] = columns.rewards.tolist()
         for row, slot in columns.single.items():
             values[row] = self._value_of(slot)
         return values

@@ -69,8 +69,9 @@ class ColumnBlock:
         truncated: Whether a limit ended each episode.
         metadata: Metadata of results that have some, by slot.
         errors: Failures by slot; their rows in the arrays have no meaning.
-        restarts: Episodes that ended and were followed by the next one in the same step: the data of the last reply,
-            and the data of the reset's reply or its error. The row of observations is the next episode's.
+        finals: Episodes that ended and were followed by the next one in the same step, by slot: the values of the last
+            observation, and its metadata. The row of observations and `metadata` are the next episode's.
+        unbegun: Episodes whose following one could not begin, by slot: the data of the last reply, and the error.
         begun: For each row whether it is the beginning of an episode instead of a step; None if none is.
     """
 
@@ -81,7 +82,8 @@ class ColumnBlock:
     truncated: Any
     metadata: dict[int, dict[str, Any]]
     errors: dict[int, Any]
-    restarts: dict[int, tuple[dict[str, Any], Any]] = field(default_factory=dict)
+    finals: dict[int, tuple[list[Any], dict[str, Any]]] = field(default_factory=dict)
+    unbegun: dict[int, tuple[dict[str, Any], Any]] = field(default_factory=dict)
     begun: Any = None
 
 
@@ -170,17 +172,30 @@ def fit(column: Column, values: Any, count: int) -> Any:
 def row_data(layout: ColumnLayout, observations: Sequence[Any], row: int, metadata: dict[str, Any]) -> dict[str, Any]:
     """Return the data of the reply to a reset: one row of observations in the form of a server's message."""
     # Copies: the arrays may be written to later.
-    fields = nest(layout.observations, [array[row].copy() for array in observations])
+    return _data(layout, [array[row].copy() for array in observations], metadata)
+
+
+def _data(layout: ColumnLayout, values: Iterable[Any], metadata: dict[str, Any]) -> dict[str, Any]:
+    fields = nest(layout.observations, values)
     data: dict[str, Any] = {"observation": {"metadata": metadata, **fields}, "reward": None, "done": False}
     return {**data, "metadata": metadata} if metadata else data
 
 
 def step_data(layout: ColumnLayout, results: StepArrays, row: int, metadata: dict[str, Any]) -> dict[str, Any]:
     """Return the data of the reply to a step: one row of the results in the form of a server's message."""
-    terminated, truncated = bool(results.terminated[row]), bool(results.truncated[row])
-    data = row_data(layout, results.observations, row, metadata)
+    values = [array[row].copy() for array in results.observations]
+    outcome = (results.rewards[row], results.terminated[row], results.truncated[row])
+    return fields_of_step(layout, values, metadata, outcome)
+
+
+def fields_of_step(
+    layout: ColumnLayout, values: Iterable[Any], metadata: dict[str, Any], outcome: tuple[Any, Any, Any]
+) -> dict[str, Any]:
+    """Return the data of the reply to a step from the values of its observation, reward, terminated and truncated."""
+    reward, terminated, truncated = float(outcome[0]), bool(outcome[1]), bool(outcome[2])
+    data = _data(layout, values, metadata)
     data["observation"] |= {"terminated": terminated, "truncated": truncated}
-    return data | {"reward": float(results.rewards[row]), "done": terminated or truncated}
+    return data | {"reward": reward, "done": terminated or truncated}
 
 
 def action_fields(layout: ColumnLayout, actions: Sequence[Any], row: int) -> dict[str, Any]:

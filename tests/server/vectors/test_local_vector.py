@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 import textwrap
+import time
 from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
@@ -44,8 +45,8 @@ from openenv.errors import (
     SessionLost,
     SlotsFailed,
 )
-from openenv.server.vectors import pool
-from waiting import wait_until
+from openenv.server.vectors import memory, pool
+from waiting import holds_for, wait_until
 
 
 def vector(env: Any = FaultyEnvironment, n: int = 4, workers: Any = 2, **options: Any) -> VectorEnv[Any, Any]:
@@ -338,6 +339,103 @@ def test_local_environments_cannot_be_forked(shared: VectorEnv[Any, Any]) -> Non
         shared.fork(0, 2)
 
 
+# -- watching instead of sleeping ---------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def watching(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Have processes look at shared memory before they sleep, as if this machine had a core for each of them."""
+    if not memory.can_watch():
+        pytest.skip("processes of this platform do not watch")
+    monkeypatch.setattr(pool, "cores", lambda: 64)
+
+
+def ticks(pids: list[int]) -> list[str]:
+    """Return the processor time of processes."""
+    return [Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[11:13] for pid in pids]  # type: ignore[misc]
+
+
+@pytest.mark.usefixtures("watching")
+def test_watched_vectors_have_the_same_results_and_failures() -> None:
+    with vector(on_failure="mask", workers=3) as envs:
+        envs.reset()
+        for count in range(1, 20):
+            result = envs.step(acts(FINE, FINE, FINE, INFORM))
+            assert result.columns is not None
+            assert result.columns.observations[0][:, 0].tolist() == [count] * 4
+            assert result.infos[3] == {"steps": count}
+        refused = envs.step(acts(FINE, 7, FINE, FAIL))
+        assert [type(refused.errors.get(slot)) for slot in (1, 3)] == [RequestValidationError, ExecutionError]
+        killed = envs.step(acts(DIE, FINE, FINE, FINE))
+        assert {slot: type(error) for slot, error in killed.errors.items() if slot < 2} == dict.fromkeys(
+            (0, 1), SessionLost
+        )
+        envs.reset(slots=[0, 1, 3])
+        last = envs.step(acts(FINE, FINE, FINE, FINE))
+        assert last.columns.observations[0][:, 0].tolist() == [1, 1, 22, 1]  # type: ignore[union-attr]
+
+
+@pytest.mark.usefixtures("watching")
+def test_idle_vectors_sleep() -> None:
+    with vector() as envs:
+        envs.reset()
+        for _ in range(20):
+            envs.step(acts(FINE, FINE, FINE, FINE))
+        words, pids = envs._pool._words, processes(envs)  # type: ignore[attr-defined]
+        wait_until(lambda: all(words.words[places.sleeps] for places in words.places))
+        before = ticks(pids)
+        holds_for(0.5, lambda: ticks(pids) == before)
+
+
+@pytest.mark.usefixtures("watching")
+def test_a_stopped_worker_is_waited_for_without_looking_at_it_all_the_time() -> None:
+    with vector() as envs:
+        envs.reset()
+        for _ in range(20):
+            envs.step(acts(FINE, FINE, FINE, FINE))
+        stopped = processes(envs)[0]
+        os.kill(stopped, signal.SIGSTOP)
+        try:
+            envs.step_async(acts(FINE, FINE, FINE, FINE))
+            used = time.process_time()
+            with pytest.raises(RequestTimeout):
+                envs.step_wait(0.5)
+            assert time.process_time() - used < 0.25
+        finally:
+            os.kill(stopped, signal.SIGCONT)
+        assert envs.step_wait(20).rewards.tolist() == [1] * 4
+
+
+@pytest.mark.usefixtures("watching")
+def test_a_message_that_was_lost_on_the_way_to_a_sleeper_is_sent_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    with vector(n=1, workers=1) as envs:
+        envs.reset()
+        words = envs._pool._words  # type: ignore[attr-defined]
+        wait_until(lambda: words.words[words.places[0].sleeps])
+        with monkeypatch.context() as patched:  # as if the program was interrupted before it could send
+            patched.setattr(envs._pool, "_send", lambda worker, data: None)
+            envs.step_async(acts(FINE))
+        assert envs.step_wait(20).rewards.tolist() == [1]
+
+
+def test_a_step_whose_episodes_begin_and_fail_says_so() -> None:
+    with vector(on_failure="mask") as envs:
+        envs.reset(options={"word": 1})
+        envs.step(acts(END, FINE, END, FINE))
+        began = envs.step(acts(FINE, FINE, 7, FINE))  # the actions of beginnings are ignored
+        assert [one.started for one in began.by_slot] == [True, False, True, False]
+        assert [one.reward for one in began.by_slot] == [0, 1, 0, 1]
+        assert began.results[0] is not None
+        assert began.results[0].reward is None
+        envs._pool.use_for_resets({"options": {"fail": True}})
+        envs._pool.flush()
+        envs.step(acts(FINE, END, FINE, FINE))
+        failed = envs.step(acts(FINE, FINE, FINE, FINE))
+        assert failed.errors.keys() == {1}
+        assert "no beginning" in str(failed.errors[1])
+        assert envs.step(acts(FINE, FINE, FINE, FINE)).errors.keys() == {1}
+
+
 # -- ending -----------------------------------------------------------------------------------------------------------
 
 
@@ -353,7 +451,7 @@ def test_close_ends_the_workers_even_if_a_step_hangs(monkeypatch: pytest.MonkeyP
         envs.reset()
 
 
-@pytest.mark.parametrize("state", ["idle", "hanging"])
+@pytest.mark.parametrize("state", ["idle", "hanging", "watching"])
 def test_workers_end_with_a_killed_program_and_leave_no_memory(tmp_path: Path, state: str) -> None:
     program = tmp_path / "program.py"
     program.write_text(
@@ -364,7 +462,10 @@ def test_workers_end_with_a_killed_program_and_leave_no_memory(tmp_path: Path, s
             import numpy as np
             from local_environments import FaultyEnvironment
             from openenv import VectorEnv
+            from openenv.server.vectors import pool
 
+            if {state!r} == "watching":
+                pool.cores = lambda: 64
             envs = VectorEnv(FaultyEnvironment, 2, workers=2)
             envs.reset()
             if {state!r} == "hanging":
@@ -372,6 +473,8 @@ def test_workers_end_with_a_killed_program_and_leave_no_memory(tmp_path: Path, s
             if os.fork() == 0:  # a child that keeps copies of all sockets
                 signal.pause()
             print(*[worker.process.pid for worker in envs._pool.workers], flush=True)
+            while {state!r} == "watching":
+                envs.step({{"action": np.array([0, 0])}})
             signal.pause()
             """
         )

@@ -227,11 +227,11 @@ def columns_of(space: SomeSpace, name: str) -> SpaceColumns | None:
 def infos_of(result: VectorResult[Any]) -> Iterator[tuple[int, dict[str, Any], StepResult[Any] | None]]:
     """Return the slots whose result has an info or ended an episode in the same step, with both."""
     columns = result.columns
-    if columns is None or len(columns.metadata) + len(columns.single) > len(columns) // 2:
+    if columns is None or len(columns.metadata) + len(columns.single) + len(columns.finals) > len(columns) // 2:
         results: Iterable[SlotResult[Any]] = result.by_slot
     else:
         slots = result.slots
-        rows = {*columns.single, *(slots.index(slot) for slot in columns.metadata)}
+        rows = {*columns.single, *(slots.index(slot) for slot in {*columns.metadata, *columns.finals})}
         results = [result.by_slot[row] for row in sorted(rows)]
     for one in results:
         info = (one.result.metadata if one.result is not None else None) or {}
@@ -360,7 +360,8 @@ class GymnasiumVectorEnv(gymnasium.vector.VectorEnv[Any, Any, Any]):
         result = self._env.step_wait()
         self._last = observations = self._batch(result)
         rewards = np.array(self._rewards.values(result), np.float64)
-        return observations, rewards, result.terminated, result.truncated, self._infos(result)
+        ends = result if result.columns is None else result.columns
+        return observations, rewards, ends.terminated, ends.truncated, self._infos(result)
 
     def close_extras(self, **kwargs: Any) -> None:
         """End all sessions."""
@@ -379,7 +380,8 @@ class GymnasiumVectorEnv(gymnasium.vector.VectorEnv[Any, Any, Any]):
 
     def _infos(self, result: VectorResult[Any]) -> dict[str, Any]:
         infos: dict[str, Any] = {}
-        if result.columns is not None and not (result.columns.metadata or result.columns.single):
+        columns = result.columns
+        if columns is not None and not (columns.metadata or columns.single or columns.finals):
             return infos
         # Gymnasium's format of infos: one dict of arrays, with `_name` masks that say which slots have a value.
         for slot, info, final in infos_of(result):

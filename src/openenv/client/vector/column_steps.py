@@ -37,6 +37,7 @@ class ColumnSteps:
         self.expected = np.zeros(n, bool)
         self._ready = np.zeros(n, bool)
         self.all_slots = np.arange(n)
+        self.whole = np.ones(n, bool)
         self._is_partial = False  # whether some results of the step were taken already
         self._actions: list[Any] = []
         self._clear(n)

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any, Final, Generic, Literal, TypeVar, get_args
 
 from openenv.errors import NonFiniteReward, OpenEnvError, RequestValidationError
-from openenv.protocol.columns import ColumnBlock, ColumnLayout, pick, row_data, step_data
+from openenv.protocol.columns import ColumnBlock, ColumnLayout, fields_of_step, pick, row_data, step_data
 from openenv.protocol.json_values import reply_reward
 from openenv.types import StepResult
 
@@ -149,6 +149,7 @@ class ColumnRows(Sequence[SlotResult[ObsT]]):
         self.truncated: Any = block.truncated
         self.single = single
         self.metadata: dict[int, dict[str, Any]] = block.metadata  # by slot
+        self.finals: dict[int, tuple[list[Any], dict[str, Any]]] = block.finals  # by slot
         self._slots = block.slots
         self._parse = parse
         self.begun: Any = block.begun  # for each row whether an episode began; None if none did
@@ -186,11 +187,16 @@ class ColumnRows(Sequence[SlotResult[ObsT]]):
     def _made(self, row: int) -> SlotResult[ObsT]:
         terminated, truncated = bool(self.terminated[row]), bool(self.truncated[row])
         slot = int(self._slots[row])
-        if self.begun is not None and self.begun[row]:
-            data = row_data(self.layout, self.observations, row, self.metadata.get(slot, {}))
-            return SlotResult(slot, self._parse(data), started=True)
-        data = step_data(self.layout, self, row, self.metadata.get(slot, {}))
-        return SlotResult(slot, self._parse(data), terminated=terminated, truncated=truncated)
+        metadata, final = self.metadata.get(slot, {}), self.finals.get(slot)
+        if final is None and (self.begun is None or not self.begun[row]):
+            data = step_data(self.layout, self, row, metadata)
+            return SlotResult(slot, self._parse(data), terminated=terminated, truncated=truncated)
+        result = SlotResult(slot, self._parse(row_data(self.layout, self.observations, row, metadata)), started=True)
+        if final is not None:
+            values, metadata = final
+            ended = fields_of_step(self.layout, values, metadata, (self.rewards[row], terminated, truncated))
+            result.final, result.terminated, result.truncated = self._parse(ended), terminated, truncated
+        return result
 
     def _write(self, row: int, result: SlotResult[ObsT]) -> None:
         self.rewards[row] = result.reward

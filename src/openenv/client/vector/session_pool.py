@@ -420,7 +420,7 @@ class SessionPool(SlotPool):
         """Take a step in the chosen slots, with the next write."""
         steps = self._steps
         assert steps is not None
-        chosen = chosen == STEPS
+        chosen = steps.whole if chosen is None else chosen == STEPS
         steps.begin(actions, chosen)
         for shared in self.connections:
             shared.columns.clear()  # of steps that were given up
@@ -646,7 +646,7 @@ class SessionPool(SlotPool):
 
     # -- waiting --------------------------------------------------------------------------------------------------
 
-    def wait(self, enough: Callable[[], bool], timeout_s: float | None) -> None:
+    def wait(self, enough: Callable[[], bool], timeout_s: float | None, *, whole: bool = False) -> None:
         """Take in replies until there are enough.
 
         Raises:

@@ -53,8 +53,13 @@ class SlotPool(ABC):
         """
 
     @abstractmethod
-    def wait(self, enough: Callable[[], bool], timeout_s: float | None) -> None:
+    def wait(self, enough: Callable[[], bool], timeout_s: float | None, *, whole: bool = False) -> None:
         """Take in replies until there are enough.
+
+        Args:
+            enough: Whether there are.
+            timeout_s: How long to wait; None for no limit.
+            whole: Whether they are not enough before all results of a step in columns have come.
 
         Raises:
             RequestTimeout: They did not come in time; they still may.
@@ -83,7 +88,7 @@ class SlotPool(ABC):
 
         Args:
             actions: One array for each action column, with a row for each slot of the vector.
-            chosen: For each slot `STEPS`, `BEGINS` (an episode, if the pool can) or 0, as bytes.
+            chosen: For each slot `STEPS`, `BEGINS` (an episode, if the pool can) or 0, as bytes; None if all step.
         """
         raise NotImplementedError
 

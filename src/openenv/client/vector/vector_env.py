@@ -545,9 +545,13 @@ class VectorEnv(_Slots, Generic[ActT, ObsT]):
         assert layout is not None
         if self._asked or self._blocks or pool.columns_left():
             self._check_idle(range(self.n))
-        chosen: Any = np.full(self.n, STEPS, np.uint8)
         special = self._special | pool.missing if pool.missing else self._special
         begins = b"\1" in self._over and self._autoreset == "next_step"
+        if not (special or begins):
+            pool.begin_columns(arrays, None)
+            pool.flush()
+            return
+        chosen: Any = np.full(self.n, STEPS, np.uint8)
         over: Any = np.frombuffer(self._over, bool)
         if begins and pool.begins_episodes:
             chosen[over] = BEGINS
@@ -568,17 +572,17 @@ class VectorEnv(_Slots, Generic[ActT, ObsT]):
         block = self._pool.take_columns(whole=whole)
         if block is None:
             return
-        self._blocks.append(block)
-        ends = block.terminated | block.truncated
-        if not (ends.any() or block.errors or block.restarts):
-            return
         import numpy as np  # the arrays are its own
 
+        self._blocks.append(block)
+        ends = block.terminated | block.truncated
+        if not (np.count_nonzero(ends) or block.errors):
+            return
         ended = block.slots[ends]
         if self._autoreset != "same_step":
             np.frombuffer(self._over, bool)[ended] = True
-            ended = ended[:0]
-        for index in {*ended.tolist(), *block.errors, *block.restarts}:
+        is_left = self._autoreset == "same_step" and not self._pool.begins_episodes
+        for index in {*(ended.tolist() if is_left else ()), *block.errors, *block.unbegun}:
             slot, episode = self._pool.slots[index], self._episodes[index]
             if index in block.errors:
                 began = block.begun is not None and block.begun[block.slots.searchsorted(index)]
@@ -586,8 +590,8 @@ class VectorEnv(_Slots, Generic[ActT, ObsT]):
                 episode.ask(stepping=True)
                 self._asked.add(index)
                 self._on_answer(slot, "reset" if began else "step", None, block.errors[index])
-            elif index in block.restarts:
-                self._take_restart(slot, *block.restarts[index])
+            elif index in block.unbegun:
+                self._take_unbegun(slot, *block.unbegun[index])
             else:
                 episode.ask(stepping=True)
                 self._asked.add(index)
@@ -597,17 +601,15 @@ class VectorEnv(_Slots, Generic[ActT, ObsT]):
                 self._on_answer(slot, "step", data, None)
         self._pool.flush()
 
-    def _take_restart(self, slot: Any, final: dict[str, Any], following: dict[str, Any] | OpenEnvError) -> None:
-        """Take in the end of an episode and the beginning of the next one."""
+    def _take_unbegun(self, slot: Any, final: dict[str, Any], error: OpenEnvError) -> None:
+        """Take in the end of an episode whose following one could not begin."""
         episode = self._episodes[slot.index]
         episode.ask(stepping=True)
         self._asked.add(slot.index)
-        if not episode.answered("step", final, self._parse):
-            self._note(episode)
-        elif isinstance(following, OpenEnvError):
-            self._on_answer(slot, "reset", None, following)
+        if episode.answered("step", final, self._parse):
+            self._on_answer(slot, "reset", None, error)
         else:
-            self._on_answer(slot, "reset", following, None)
+            self._note(episode)
 
     def _merged(self, single: list[SlotResult[ObsT]]) -> VectorResult[ObsT]:
         """Return results that came as arrays, together with those that came one by one."""
@@ -695,7 +697,7 @@ class VectorEnv(_Slots, Generic[ActT, ObsT]):
             return len(waiting) + pool.columns_left() <= others
 
         while True:
-            pool.wait(enough, timeout_s)
+            pool.wait(enough, timeout_s, whole=k is None)
             self._take_block(whole=k is None)
             waiting = [self._episodes[index] for index in self._asked]
             if enough():
@@ -794,6 +796,7 @@ def _joined(layout: ColumnLayout, blocks: Sequence[ColumnBlock], slots: Any) -> 
             block.truncated,
         )
         whole.metadata.update(block.metadata)
+        whole.finals.update(block.finals)
         if block.begun is not None:
             whole.begun = np.zeros(len(slots), bool) if whole.begun is None else whole.begun
             whole.begun[rows] = block.begun

@@ -39,7 +39,7 @@ from openenv.protocol.server_v2 import WRITERS, RefusedRequest, ServerProtocolV2
 from ..runners.process.child.server_link import ServerHandle
 from ..sessions.operations import CLOSE, CONSTRUCT, Operation, build_operations
 from ..sessions.session import NEVER_RESET, described_failure
-from .memory import SharedArrays, Watch
+from .memory import SharedArrays, Watch, Words
 from .messages import EACH, STEP, RequestKind, Restart, SlotReply, SlotRequest, VectorMessage, VectorReader, encode
 
 logger = logging.getLogger(__name__)
@@ -106,6 +106,7 @@ class VectorHost:
         self._arrays = SharedArrays(setup.layout, setup.n, setup.workers, setup.memory)
         self._words = self._arrays.words
         self._places = self._words.places[setup.worker]
+        self._wakes_for = (1 + setup.worker, Words.ANY)
         self._watch = Watch(setup.watch_s, os.sched_yield if setup.watch_s else lambda: None)
         self._step = 0  # the last step in columns
         self._received = 0  # messages
@@ -164,7 +165,7 @@ class VectorHost:
         words = self._words
         words.words[self._places.done] = self._step
         words.fence()
-        if words.words[words.PROGRAM_SLEEPS]:
+        if words.words[words.PROGRAM_SLEEPS] in self._wakes_for:
             try:
                 self._socket.sendall(encode(STEP, self._step))
             except OSError:  # `_read` notices the end
@@ -335,7 +336,9 @@ class VectorHost:
                     values, rewards[place], has_terminated, has_truncated, metadata = step_action(env, action)
                     terminated[place], truncated[place] = has_terminated, has_truncated
                     if restarts and (has_terminated or has_truncated):
-                        replies.append(self._restart(first + place, env, values, dict(metadata)))
+                        restart = self._restart(first + place, env, values, dict(metadata))
+                        if restart is not None:
+                            replies.append(SlotReply(first + place, 0, "restarted", restart))
                         continue
                     if single is not None:
                         single[first + place] = values[0]
@@ -357,16 +360,16 @@ class VectorHost:
 
     def _restart(
         self, slot: int, env: ColumnarEnvironment, final: Sequence[Any], metadata: dict[str, Any]
-    ) -> SlotReply:
-        """Keep the last observation of an episode, and begin the next one."""
+    ) -> Restart | None:
+        """Keep the last observation of an episode, and begin the next one; return None if the arrays say everything."""
         for array, value in zip(self._arrays.finals, final, strict=True):
             array[slot] = value
         try:
             restart = Restart(metadata, self._reset_row(slot, env, self._reset_kwargs))
         except Exception as exc:
             logger.exception("slot %d: reset failed", slot)
-            restart = Restart(metadata, {}, self._error_data(slot, "reset", exc))
-        return SlotReply(slot, 0, "restarted", restart)
+            return Restart(metadata, {}, self._error_data(slot, "reset", exc))
+        return restart if metadata or restart.metadata else None
 
     def _refused_action(self, slot: int, actions: Sequence[Any], place: int) -> SlotReply:
         """Describe why an action does not fit, as for an action that came by itself."""

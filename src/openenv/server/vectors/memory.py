@@ -84,7 +84,8 @@ class Watch:
 class Words:
     """Numbers in shared memory by which the program and its workers know how far the others are.
 
-        written by the program   PROGRAM_SLEEPS            it waits for the sockets: send a message
+        written by the program   PROGRAM_SLEEPS            it waits for the socket of the worker with this number, from
+                                                           1, or of `ANY`: send a message
                                  step, sent of a worker    the last step in columns; the number of messages sent to it
         written by a worker      done, replied             the last step that needed no message; the number of messages
                                  sleeps                    it waits for its socket: send a message
@@ -94,6 +95,7 @@ class Words:
     """
 
     PROGRAM_SLEEPS: Final = 0
+    ANY: Final = 2**64 - 1
 
     def __init__(self, memory: mmap.mmap, workers: int) -> None:
         self.words = memoryview(memory).cast("Q")

@@ -56,7 +56,7 @@ class SlotReply(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Restart:
-    """An episode's end and the next one's beginning, in one step; the final observation is in the arrays.
+    """An episode's end and the next one's beginning, in one step, with metadata or an error.
 
     Args:
         final: The metadata of the last result.

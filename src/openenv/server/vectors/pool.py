@@ -43,7 +43,7 @@ from ..runners.process.messages import WorkerSetup, modules_of, pack, pack_facto
 from ..runners.process.runner import StartBackoff, WorkersKeepDying
 from ..runners.process.worker import SocketThread, WorkerProcess
 from .host import VectorSetup
-from .memory import SharedArrays, Watch, can_watch
+from .memory import SharedArrays, Watch, Words, WordsOfWorker, can_watch
 from .messages import EACH, STEP, Restart, SlotReply, SlotRequest, VectorReader, encode
 
 logger = logging.getLogger(__name__)
@@ -91,9 +91,10 @@ class LocalSlot:
 class VectorWorker:
     """One place for a worker process and its slots; a dead process is replaced by the next reset."""
 
-    def __init__(self, index: int, places: range) -> None:
+    def __init__(self, index: int, places: range, at: WordsOfWorker) -> None:
         self.index = index
         self.places = places
+        self.at = at
         self.slots: list[LocalSlot] = []
         self.process: WorkerProcess | None = None
         self.socket: socket.socket | None = None
@@ -158,9 +159,12 @@ class LocalPool(SlotPool):
         self.layout = layout_of(cls) if cls is factory else None
         self._codec = BY_NAME[codec]
         parts = _places(factory, cls, n, workers)
-        self.workers = [VectorWorker(index, places) for index, places in enumerate(parts)]
         self._arrays = SharedArrays(self.layout, n, len(parts))
         self._words = self._arrays.words
+        self.workers = [
+            VectorWorker(index, places, at)
+            for index, (places, at) in enumerate(zip(parts, self._words.places, strict=True))
+        ]
         self._seen = self._words.replies()
         self._watch_s = _WATCH_S if can_watch() and cores() > 1 + len(parts) else 0.0
         slots: list[LocalSlot] = []
@@ -185,6 +189,8 @@ class LocalPool(SlotPool):
             rows = slice(worker.places.start, worker.places.stop)
             worker.expected, worker.ready = self._expected[rows], self._ready[rows]
         self._all_slots = np.arange(n)
+        self._number = 0
+        self._all_step = False  # whether `chosen` in shared memory says so
         self._begun: Any = None  # its slots that begin an episode
         self._is_partial = False  # whether some results of the step were taken already
         self._remarks: dict[int, SlotReply] = {}
@@ -216,27 +222,33 @@ class LocalPool(SlotPool):
                     worker.outbox.append(SlotRequest(-1, 0, "defaults", kwargs))
 
     def begin_columns(self, actions: Sequence[Any], chosen: Any) -> None:
-        """Take a step in the chosen slots, with the next write.
-
-        Args:
-            actions: One array for each action column, with a row for each slot of the vector.
-            chosen: For each slot what it does.
-        """
-        for array, values in zip(self._arrays.actions, actions, strict=True):
+        """Take a step in the chosen slots, with the next write; see `SlotPool`."""
+        arrays = self._arrays
+        for array, values in zip(arrays.actions, actions, strict=True):
             array[:] = values
-        self._arrays.chosen[:] = chosen
-        self._expected[:] = chosen
         self._ready.fill(False)
         self._is_partial = False
         self._remarks.clear()
         self._failures.clear()
+        self._number = next(self._numbers)
+        self._begun = None
+        if chosen is None:
+            if not self._all_step:
+                arrays.chosen.fill(STEPS)
+            self._all_step = True
+            self._expected.fill(True)
+            for worker in self.workers:
+                worker.takes_step = True
+            return
+        self._all_step = False
+        arrays.chosen[:] = chosen
+        self._expected[:] = chosen
         begun = chosen > STEPS
         self._begun = begun if np.count_nonzero(begun) else None
-        is_whole = np.count_nonzero(chosen) == len(self.slots)
-        if not is_whole:  # a worker without chosen slots takes no step: the flags of its last one must not stay
-            self._arrays.terminated[:] = self._arrays.truncated[:] = False
+        # A worker without chosen slots takes no step: the flags of its last one must not stay.
+        arrays.terminated[:] = arrays.truncated[:] = False
         for worker in self.workers:
-            worker.takes_step = is_whole or bool(chosen[worker.places.start : worker.places.stop].any())
+            worker.takes_step = bool(chosen[worker.places.start : worker.places.stop].any())
 
     def columns_left(self) -> int:
         """Return how many results of a step in columns are still to come."""
@@ -271,6 +283,8 @@ class LocalPool(SlotPool):
             self._failures,
             begun=None if self._begun is None else self._begun[rows],
         )
+        if self._restarts:
+            self._take_finals(block)
         for slot, reply in self._remarks.items():
             if not ready[slot]:
                 continue
@@ -278,23 +292,32 @@ class LocalPool(SlotPool):
                 block.errors[slot] = error_from_frame(reply.value)
             elif reply.kind == "metadata":
                 block.metadata[slot] = reply.value
+            elif reply.value.error is None:
+                block.metadata[slot] = reply.value.metadata
+                block.finals[slot][1].update(reply.value.final)
             else:
-                block.restarts[slot] = self._restarted(slot, reply.value)
+                block.finals.pop(slot)
+                block.unbegun[slot] = self._unbegun(slot, reply.value)
         self._is_partial = True
         ready.fill(False)
         self._remarks = {}
         self._failures = {}
         return block
 
-    def _restarted(self, slot: int, restart: Restart) -> tuple[dict[str, Any], dict[str, Any] | OpenEnvError]:
-        """Return the data of an episode's last reply, and of the first one of the next episode."""
+    def _take_finals(self, block: ColumnBlock) -> None:
+        """Copy the last observations of episodes that were followed by the next one."""
+        arrays, errors = self._arrays.finals, block.errors
+        for slot in block.slots[block.terminated | block.truncated].tolist():
+            if slot not in errors:  # the flags of a worker that died are those of an earlier step
+                block.finals[slot] = [array[slot].copy() for array in arrays], {}
+
+    def _unbegun(self, slot: int, restart: Restart) -> tuple[dict[str, Any], OpenEnvError]:
+        """Return the data of an episode's last reply, and why the next episode could not begin."""
         arrays, layout = self._arrays, self.layout
         assert layout is not None
         last = ColumnBlock(None, arrays.finals, arrays.rewards, arrays.terminated, arrays.truncated, {}, {})
-        final = step_data(layout, last, slot, restart.final)
-        if restart.error is not None:
-            return final, error_from_frame(restart.error)
-        return final, self._row(slot, restart.metadata)
+        assert restart.error is not None
+        return step_data(layout, last, slot, restart.final), error_from_frame(restart.error)
 
     def _row(self, slot: int, metadata: dict[str, Any]) -> dict[str, Any]:
         """Return the data of the reply to a reset, whose observation is in the arrays."""
@@ -309,34 +332,38 @@ class LocalPool(SlotPool):
             prepare: Makes the requests of a worker just before they are sent.
         """
         self._each = each
+        words, is_stepping = self._words.words, False
         for worker in self.workers:
             if prepare is not None:
                 prepare(worker)
-            self._flush(worker)
+            if worker.outbox:
+                self._flush(worker)
+            if worker.takes_step:
+                worker.takes_step = False
+                if worker.socket is None:
+                    self._lose(worker)
+                else:
+                    worker.step = words[worker.at.step] = self._number
+                    is_stepping = True
+        if is_stepping:
+            self._words.fence()
+            self._wake()
+
+    def _wake(self) -> None:
+        """Send a message to workers that sleep although they have a step."""
+        words = self._words.words
+        for worker in self.workers:
+            if worker.step and words[worker.at.sleeps]:
+                self._send(worker, encode(STEP, worker.step))
 
     def _flush(self, worker: VectorWorker) -> None:
-        if not (worker.outbox or worker.takes_step):
+        """Send the requests of a worker."""
+        if worker.socket is None and not self._start(worker):
             return
-        if worker.socket is None and worker.outbox and not self._start(worker):
-            return
-        if worker.socket is None:
-            self._lose(worker)
-            return
-        words, places = self._words.words, self._words.places[worker.index]
-        data = b""
-        if worker.outbox:
-            data = encode(EACH if self._each else 0, 0, worker.outbox)
-            worker.outbox = []
-            words[places.sent] += 1
-        if worker.takes_step:
-            worker.takes_step = False
-            worker.step = words[places.step] = next(self._numbers)
-            if not data:
-                self._words.fence()
-                if words[places.sleeps]:
-                    data = encode(STEP, worker.step)
-        if data:
-            self._send(worker, data)
+        data = encode(EACH if self._each else 0, 0, worker.outbox)
+        worker.outbox = []
+        self._words.words[worker.at.sent] += 1
+        self._send(worker, data)
 
     def _send(self, worker: VectorWorker, data: bytes) -> None:
         assert worker.socket is not None
@@ -380,7 +407,7 @@ class LocalPool(SlotPool):
             self._restarts,
             self._watch_s,
         )
-        for place in self._words.places[worker.index]:  # what an earlier process in this place has left
+        for place in worker.at:  # what an earlier process in this place has left
             self._words.words[place] = 0
         self._seen = self._words.replies()
         levels = {name: logging.getLogger(name or None).getEffectiveLevel() for name in _LOGGERS}
@@ -441,7 +468,7 @@ class LocalPool(SlotPool):
 
     # -- waiting --------------------------------------------------------------------------------------------------
 
-    def wait(self, enough: Callable[[], bool], timeout_s: float | None) -> None:
+    def wait(self, enough: Callable[[], bool], timeout_s: float | None, *, whole: bool = False) -> None:
         """Take in replies until there are enough.
 
         Raises:
@@ -455,45 +482,46 @@ class LocalPool(SlotPool):
             if left <= 0:
                 count = sum(slot.is_busy for slot in self.slots) + int(self._expected.sum())
                 raise RequestTimeout(f"{count} slots have not answered within {timeout_s} s; wait again, or reset them")
-            for descriptor, events in self._news(left):
+            for descriptor, events in self._news(left, whole=whole):
                 worker = self._by_descriptor.get(descriptor)
                 if worker is not None:
                     self._serve(worker, events)
 
-    def _news(self, timeout_s: float) -> Iterable[tuple[int, int]]:
+    def _news(self, timeout_s: float, *, whole: bool) -> Iterable[tuple[int, int]]:
         """Wait for workers; take in their words, and return the sockets with events."""
-        words, events = self._words, []
+        words, events = self._words.words, []
+        # All results of a step are wanted, so only the last worker has to wake this process: often it is the last to
+        # be ready. The others are looked at afterwards.
+        last = next((worker for worker in reversed(self.workers) if worker.step), None) if whole else None
+        is_due: Callable[[], bool] = self._has_replied if last is None else partial(self._is_done, last)
         with self._watch as may_watch:
-            found = may_watch and self._watch.until(self._has_replied)
+            found = may_watch and self._watch.until(is_due)
             if not found:
-                words.words[words.PROGRAM_SLEEPS] = 1
-                words.fence()
-                if not self._has_replied():
+                words[Words.PROGRAM_SLEEPS] = Words.ANY if last is None else 1 + last.index
+                self._words.fence()
+                if not is_due():
                     events = self._poll.poll(timeout_s * 1000)
-                words.words[words.PROGRAM_SLEEPS] = 0
+                words[Words.PROGRAM_SLEEPS] = 0
             elif found is not True:
                 events = found
-        seen = words.replies()
+        seen = self._words.replies()
         if seen != self._seen:
             self._seen = seen
             for worker in self.workers:
-                done, replied = words.words[words.places[worker.index].done], words.words[words.places[worker.index].replied]
-                if worker.step and done == worker.step:
+                if worker.step and words[worker.at.done] == worker.step:
                     self._take_step(worker, ())
-                if replied != worker.received and worker.socket is not None:
+                if words[worker.at.replied] != worker.received and worker.socket is not None:
                     events.append((worker.socket.fileno(), select.POLLIN))
         elif not events:
-            self._wake_again()
+            self._wake()  # again: an interrupted write may have cost the first one
         return events
 
     def _has_replied(self) -> bool:
         return self._words.replies() != self._seen
 
-    def _wake_again(self) -> None:
-        """Repeat the message to workers that sleep although they have a step: an interrupted write may have cost it."""
-        for worker in self.workers:
-            if worker.step and self._words.words[self._words.places[worker.index].sleeps]:
-                self._send(worker, encode(STEP, worker.step))
+    def _is_done(self, worker: VectorWorker) -> bool:
+        words = self._words.words
+        return words[worker.at.done] == worker.step or words[worker.at.replied] != worker.received
 
     def _serve(self, worker: VectorWorker, events: int) -> None:
         assert worker.socket is not None
