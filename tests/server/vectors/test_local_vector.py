@@ -339,7 +339,7 @@ def test_local_environments_cannot_be_forked(shared: VectorEnv[Any, Any]) -> Non
         shared.fork(0, 2)
 
 
-# -- watching instead of sleeping ---------------------------------------------------------------------------------------
+# -- watching instead of sleeping --------------------------------------------------------------------------------------
 
 
 @pytest.fixture

@@ -20,7 +20,7 @@ import select
 import socket
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, Final
@@ -104,6 +104,7 @@ class VectorHost:
         self._loop: asyncio.AbstractEventLoop | None = None
         os.set_inheritable(setup.memory, False)
         self._arrays = SharedArrays(setup.layout, setup.n, setup.workers, setup.memory)
+        self._rows = self._arrays.part(setup.slots)
         self._words = self._arrays.words
         self._places = self._words.places[setup.worker]
         self._wakes_for = (1 + setup.worker, Words.ANY)
@@ -308,59 +309,68 @@ class VectorHost:
 
     def _step_columns(self) -> None:
         """Step the chosen slots; actions and results are in the arrays."""
-        arrays, slots = self._arrays, self._setup.slots
-        rows = slice(slots.start, slots.stop)
-        # A copy: environments may keep their action, and the arrays change with the next step.
-        actions = [array[rows].copy() for array in arrays.actions]
-        chosen = arrays.chosen[rows].tolist()
-        cls: type[ColumnarEnvironment] = type(next(env for env in self._envs if env is not None))
-        valid = cls.valid_actions(actions)
+        # Copies: environments may keep their action, and the arrays change with the next step.
+        actions = [rows.copy() for rows in self._rows.actions]
+        chosen = self._rows.chosen.tolist()
         replies: list[SlotReply] = []
-        if np.count_nonzero(valid) < len(slots):
-            for place in (~valid).nonzero()[0].tolist():
-                if chosen[place] == STEPS:
-                    chosen[place] = 0
-                    replies.append(self._refused_action(slots[place], actions, place))
-        single = arrays.observations[0] if len(arrays.observations) == 1 else None
-        first, restarts = self._first, self._setup.restarts
-        rewards, terminated, truncated = [0.0] * len(slots), [False] * len(slots), [False] * len(slots)
+        self._refuse_actions(actions, chosen, replies.append)
+        self._rows.terminated.fill(False)
+        self._rows.truncated.fill(False)
         # Lists of NumPy's scalars and rows: made together, they cost half as much.
         each = zip(chosen, self._envs, zip(*map(list, actions), strict=True), strict=True)
         for place, (what, env, action) in enumerate(each):
-            if not what:
-                continue
             try:
-                if what == BEGINS:
-                    metadata: Mapping[str, Any] = self._reset_row(first + place, env, self._reset_kwargs)
+                if what == STEPS:
+                    remark = self._step_row(place, env, action)
+                elif what == BEGINS:
+                    remark = self._begin_row(place, env)
                 else:
-                    values, rewards[place], has_terminated, has_truncated, metadata = step_action(env, action)
-                    terminated[place], truncated[place] = has_terminated, has_truncated
-                    if restarts and (has_terminated or has_truncated):
-                        restart = self._restart(first + place, env, values, dict(metadata))
-                        if restart is not None:
-                            replies.append(SlotReply(first + place, 0, "restarted", restart))
-                        continue
-                    if single is not None:
-                        single[first + place] = values[0]
-                    else:
-                        for array, value in zip(arrays.observations, values, strict=True):
-                            array[first + place] = value
-                if metadata:
-                    replies.append(SlotReply(first + place, 0, "metadata", dict(metadata)))
+                    continue
             except BaseException as exc:  # the slot's code, which may raise anything
                 kind: RequestKind = "reset" if what == BEGINS else "step"
-                replies.append(self._failed(SlotRequest(first + place, 0, kind, None), exc))
-        arrays.rewards[rows] = rewards
-        arrays.terminated[rows] = terminated
-        arrays.truncated[rows] = truncated
+                remark = self._failed(SlotRequest(self._first + place, 0, kind, None), exc)
+            if remark is not None:
+                replies.append(remark)
         if replies:
             self._send(STEP, self._step, replies)
         else:
             self._send_done()
 
+    def _refuse_actions(self, actions: Sequence[Any], chosen: list[int], put: Callable[[SlotReply], None]) -> None:
+        """Take invalid actions out of the step."""
+        cls: type[ColumnarEnvironment] = type(next(env for env in self._envs if env is not None))
+        valid = cls.valid_actions(actions)
+        if np.count_nonzero(valid) == len(chosen):
+            return
+        for place in (~valid).nonzero()[0].tolist():
+            if chosen[place] == STEPS:
+                chosen[place] = 0
+                put(self._refused_action(self._first + place, actions, place))
+
+    def _step_row(self, place: int, env: ColumnarEnvironment, action: Sequence[Any]) -> SlotReply | None:
+        """Take a slot's action; return a remark on it, if the arrays do not say everything."""
+        rows = self._rows
+        values, rows.rewards[place], has_terminated, has_truncated, metadata = step_action(env, action)
+        if has_terminated or has_truncated:
+            rows.terminated[place], rows.truncated[place] = has_terminated, has_truncated
+            if self._setup.restarts:
+                return self._restart(self._first + place, env, values, dict(metadata))
+        if rows.only is not None:
+            rows.only[place] = values[0]
+        else:
+            for array, value in zip(rows.observations, values, strict=True):
+                array[place] = value
+        return SlotReply(self._first + place, 0, "metadata", dict(metadata)) if metadata else None
+
+    def _begin_row(self, place: int, env: ColumnarEnvironment) -> SlotReply | None:
+        """Begin a slot's episode in a step."""
+        self._rows.rewards[place] = 0.0
+        metadata = self._reset_row(self._first + place, env, self._reset_kwargs)
+        return SlotReply(self._first + place, 0, "metadata", metadata) if metadata else None
+
     def _restart(
         self, slot: int, env: ColumnarEnvironment, final: Sequence[Any], metadata: dict[str, Any]
-    ) -> Restart | None:
+    ) -> SlotReply | None:
         """Keep the last observation of an episode, and begin the next one; return None if the arrays say everything."""
         for array, value in zip(self._arrays.finals, final, strict=True):
             array[slot] = value
@@ -368,8 +378,10 @@ class VectorHost:
             restart = Restart(metadata, self._reset_row(slot, env, self._reset_kwargs))
         except Exception as exc:
             logger.exception("slot %d: reset failed", slot)
-            return Restart(metadata, {}, self._error_data(slot, "reset", exc))
-        return restart if metadata or restart.metadata else None
+            restart = Restart(metadata, {}, self._error_data(slot, "reset", exc))
+        if restart.error is None and not (restart.final or restart.metadata):
+            return None
+        return SlotReply(slot, 0, "restarted", restart)
 
     def _refused_action(self, slot: int, actions: Sequence[Any], place: int) -> SlotReply:
         """Describe why an action does not fit, as for an action that came by itself."""

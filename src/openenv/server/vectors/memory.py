@@ -25,6 +25,7 @@ import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterable
+from dataclasses import dataclass
 from typing import Any, Final, NamedTuple
 
 import numpy as np
@@ -139,6 +140,19 @@ class WordsOfWorker(NamedTuple):
     sleeps: int
 
 
+@dataclass(slots=True)
+class ArraysOfWorker:
+    """The rows of one worker; `only` is the only column of observations, if there are no others."""
+
+    chosen: Any
+    rewards: Any
+    terminated: Any
+    truncated: Any
+    actions: list[Any]
+    observations: list[Any]
+    only: Any
+
+
 class SharedArrays:
     """The words, and the arrays for `n` slots.
 
@@ -173,6 +187,20 @@ class SharedArrays:
             flat = np.frombuffer(self._memory, column.dtype, math.prod(shape), start)
             yield flat.reshape(shape)
             start += size
+
+    def part(self, slots: range) -> ArraysOfWorker:
+        """Return the rows of one worker."""
+        rows = slice(slots.start, slots.stop)
+        observations = [array[rows] for array in self.observations]
+        return ArraysOfWorker(
+            self.chosen[rows],
+            self.rewards[rows],
+            self.terminated[rows],
+            self.truncated[rows],
+            [array[rows] for array in self.actions],
+            observations,
+            observations[0] if len(observations) == 1 else None,
+        )
 
     def close(self) -> None:
         """Let go of the memory; the arrays must not be used any more."""

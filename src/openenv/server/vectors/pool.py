@@ -57,8 +57,9 @@ _END_S: Final = 2.0  # between the end of a socket and the news of how its proce
 _WATCH_S: Final = 0.0005
 _LOGGERS: Final = ("", "openenv")
 # The cost of one more worker in a batch, in steps of a few microseconds. With W workers a batch of n steps takes about
-# n / W + W * _WORKER_STEPS, which is least at the square root of n / _WORKER_STEPS.
-_WORKER_STEPS: Final = 2.0
+# n / W + W * _WORKER_STEPS, which is least at the square root of n / _WORKER_STEPS. A worker that watches costs less.
+_WORKER_STEPS: Final = 4.0
+_WATCHED_STEPS: Final = 0.5
 
 
 class LocalSlot:
@@ -646,7 +647,9 @@ def _places(factory: Callable[[], Any], cls: type[Any] | None, n: int, workers: 
     is_shareable = cls is None or bool(declared_concurrency(cls))
     automatic = cores() if is_shareable else n
     if is_shareable and getattr(cls, "RUNS_INLINE", False):
-        automatic = min(automatic, max(1, round(math.sqrt(n / _WORKER_STEPS))))
+        watched = automatic - 2 if can_watch() else 0  # so many workers leave a core free
+        steps = _WATCHED_STEPS if watched > 1 else _WORKER_STEPS
+        automatic = min(watched if watched > 1 else automatic, max(1, round(math.sqrt(n / steps))))
     count = min(n, automatic if workers == "auto" else workers)
     if not is_shareable and count < n:
         name = factory_name(factory)
