@@ -63,6 +63,7 @@ class Handshake:
     ) -> None:
         self.subprotocol: str | None = None
         self.workers = 1
+        self.has_short_steps = False
         self._subprotocols = subprotocols
         self._shows_token = any(name.lower() == "authorization" for name in headers or {})
         self._key = generate_key()
@@ -122,6 +123,7 @@ class Handshake:
         self.subprotocol = chosen
         workers = headers.get("x-openenv-workers", "")
         self.workers = int(workers) if workers.isascii() and workers.isdigit() and len(workers) < 4 else 1
+        self.has_short_steps = headers.get("x-openenv-steps") == "short"
 
 
 def _denied(status: str, body: bytes, *, shows_token: bool) -> AccessDenied | None:
@@ -176,6 +178,7 @@ class WebSocket:
         "_pinged_at",
         "_reader",
         "close_message",
+        "has_short_steps",
         "is_fatal",
         "last_read_at",
         "lost",
@@ -193,6 +196,7 @@ class WebSocket:
         self._pinged_at: float | None = None
         self.subprotocol: str | None = None
         self.workers = 1  # how many processes the server spreads sessions over, a connection's to one of them
+        self.has_short_steps = False  # so short that a connection for each of them costs more than it saves
         self.messages: deque[WebSocketMessage] = deque()
         self.last_read_at = clock()
         self.lost: str | None = None
@@ -237,6 +241,7 @@ class WebSocket:
             if rest is None:
                 return b""
             self.subprotocol, self.workers = self._handshake.subprotocol, self._handshake.workers
+            self.has_short_steps = self._handshake.has_short_steps
             self._handshake = None
             if not rest:
                 return b""

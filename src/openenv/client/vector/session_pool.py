@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import importlib
+import math
 import os
 import selectors
 import threading
@@ -44,6 +45,8 @@ _TICK_S: Final = 1.0  # a wait wakes this often to ping silent servers and to se
 _CLOSE_S: Final = 5.0  # how long servers may take to confirm that the sessions are closed
 _BATCHES_KEPT: Final = 64  # a batch that is answered slot by slot gets no answer as a batch, so it would stay forever
 _CONNECTS_AT_ONCE: Final = 16  # v1 needs a socket per slot: one after the other is slow, all at once floods the server
+
+_CONNECTION_STEPS: Final = 4
 
 _SESSIONS_HEADER: Final = "X-OpenEnv-Sessions"
 
@@ -542,11 +545,15 @@ class SessionPool(SlotPool):
     def _fit_workers(self, first: SharedConnection, others: list[SharedConnection]) -> list[SharedConnection]:
         """Spread slots over as many connections for each worker of their server; return the added connections.
 
-        A connection is bound to one worker, so fewer connections than workers would leave some without work.
+        A connection is bound to one worker, so fewer connections than workers leave some without work. Each costs a
+        batch about as much as four steps of microseconds, so for such steps there are fewer.
         """
-        workers, count = first.connection.websocket.workers, len(others) + 1
+        websocket, count = first.connection.websocket, len(others) + 1
+        workers = websocket.workers
         slots = [slot for shared in (first, *others) for slot in shared.slots]
         wanted = min(len(slots), -(-count // workers) * workers)
+        if websocket.has_short_steps:
+            wanted = min(wanted, max(count, math.ceil(math.sqrt(len(slots) / _CONNECTION_STEPS))))
         if workers < 2 or wanted <= count or any(slot.name is not None for slot in slots):
             return []
         added = [SharedConnection(first.address, first.options, first.open_options) for _ in range(wanted - count)]

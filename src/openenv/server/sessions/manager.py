@@ -197,15 +197,19 @@ class SessionManager:
         if not isinstance(self._runner_spec, str):
             return self._runner_spec
         # Decide only if the class is known before the first session: a session never changes its thread.
-        is_inline = self._runner_spec == "auto" and bool(getattr(self.env_cls, "RUNS_INLINE", False))
         return make_runner(
-            "inline" if is_inline else self._runner_spec,
+            "inline" if self._runner_spec == "auto" and self.has_short_steps else self._runner_spec,
             max_threads=min(1024, max(64, self.limits.sessions)),
             server_processes=self.peers.processes,
             single_thread=bool(getattr(self.env_cls, "REQUIRES_SINGLE_THREAD_EXECUTOR", False)),
             factory=self.factory,
             processes=self._processes,
         )
+
+    @property
+    def has_short_steps(self) -> bool:
+        """Whether the environment class declares that its steps take microseconds."""
+        return bool(getattr(self.env_cls, "RUNS_INLINE", False))
 
     # -- what there is ------------------------------------------------------------------------------------------
 

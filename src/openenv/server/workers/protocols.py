@@ -40,6 +40,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger("uvicorn.error")
 
 WORKERS_HEADER: Final = b"x-openenv-workers"
+STEPS_HEADER: Final = b"x-openenv-steps"
 _MOST_HELD: Final = 256 * 1024  # pipelined bytes to buffer before reading pauses
 _UNFLUSHED_S: Final = 0.005  # how soon to check again whether a response was sent
 _SETTLE_S: Final = 10.0  # a v2 connection that is silent for this long stays with its worker
@@ -308,8 +309,10 @@ class RoutedUpgrade(UpgradeProtocol):
         if self.is_adopted:
             self._phase = "accepted"
             return
-        count = (WORKERS_HEADER, str(self.worker.workers).encode())
-        super()._accept({**message, "headers": [*message.get("headers", ()), count]})
+        headers = [*message.get("headers", ()), (WORKERS_HEADER, str(self.worker.workers).encode())]
+        if self.worker.has_short_steps:
+            headers.append((STEPS_HEADER, b"short"))
+        super()._accept({**message, "headers": headers})
 
     def take_frames(self, max_size: int) -> FrameSocket | None:
         """Hand the connection over to a socket that waits for the first message."""

@@ -145,6 +145,7 @@ class ServerWorker:
     def __init__(self, setup: ServerWorkerSetup, server: HTTPEnvServer) -> None:
         self.index = setup.place.index
         self.workers = setup.workers
+        self.has_short_steps = server.manager.has_short_steps
         self.board = Board(setup.workers, setup.board)
         self.router = Router(self.board, setup.place.index)
         self._server = server
