@@ -72,7 +72,7 @@ class Vectors:
 @pytest.fixture(params=WAYS)
 def vectors(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[Vectors]:
     if request.param == "watched memory":  # as on a machine with a core for each process
-        monkeypatch.setattr(pool, "cores", lambda: 64)
+        monkeypatch.setattr(pool, "allowed_cores", lambda: 64)
     made = Vectors(request.param)
     yield made
     made.close()

@@ -45,6 +45,7 @@ from openenv.errors import (
     SessionLost,
     SlotsFailed,
 )
+from openenv.server.runners import allowed_cores
 from openenv.server.vectors import memory, pool
 from waiting import holds_for, wait_until
 
@@ -311,17 +312,37 @@ def test_environments_that_may_share_state_get_a_process_each() -> None:
         vector(Private, 3, workers=2)
 
 
-@pytest.mark.parametrize(("n", "workers"), [(1, 1), (4, 1), (8, 2), (32, 4), (128, 8), (4096, 16)])
-def test_short_steps_get_fewer_processes_than_cores(n: int, workers: int, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    ("cores", "n", "workers"),
+    [(16, 1, 1), (16, 4, 3), (16, 8, 4), (16, 32, 8), (16, 128, 14), (16, 4096, 14), (2, 8, 1), (2, 32, 2)],
+)
+def test_short_steps_get_fewer_processes_than_cores(
+    cores: int, n: int, workers: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
     class Quick(FaultyEnvironment):
         RUNS_INLINE = True
 
-    monkeypatch.setattr(os, "sched_getaffinity", lambda pid: set(range(16)), raising=False)
-    for cls, expected in ((Quick, workers), (FaultyEnvironment, min(n, 16))):
+    monkeypatch.setattr(pool, "allowed_cores", lambda: cores)
+    monkeypatch.setattr(pool, "can_watch", lambda: True)
+    for cls, expected in ((Quick, workers), (FaultyEnvironment, min(n, cores))):
         places = pool._places(cls, cls, n, "auto")
         assert len(places) == expected
         assert [slot for some in places for slot in some] == list(range(n))
     assert len(pool._places(Quick, Quick, n, n)) == n
+
+
+@pytest.mark.parametrize(("limit", "expected"), [("max 100000", 8), ("250000 100000", 2), ("10000 100000", 1)])
+def test_a_containers_quota_limits_the_cores(
+    limit: str, expected: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(os, "sched_getaffinity", lambda pid: set(range(8)), raising=False)
+    groups, own = tmp_path / "groups", tmp_path / "root" / "a" / "b"
+    groups.write_text("0::/a/b\n")
+    own.mkdir(parents=True)
+    (own / "cpu.max").write_text("max 100000\n")
+    (own.parent / "cpu.max").write_text(f"{limit}\n")
+    assert allowed_cores(groups, tmp_path / "root") == expected
+    assert allowed_cores(tmp_path / "missing", tmp_path / "root") == 8
 
 
 def test_options_of_servers_are_refused() -> None:
@@ -347,7 +368,7 @@ def watching(monkeypatch: pytest.MonkeyPatch) -> None:
     """Have processes look at shared memory before they sleep, as if this machine had a core for each of them."""
     if not memory.can_watch():
         pytest.skip("processes of this platform do not watch")
-    monkeypatch.setattr(pool, "cores", lambda: 64)
+    monkeypatch.setattr(pool, "allowed_cores", lambda: 64)
 
 
 def ticks(pids: list[int]) -> list[str]:
@@ -465,7 +486,7 @@ def test_workers_end_with_a_killed_program_and_leave_no_memory(tmp_path: Path, s
             from openenv.server.vectors import pool
 
             if {state!r} == "watching":
-                pool.cores = lambda: 64
+                pool.allowed_cores = lambda: 64
             envs = VectorEnv(FaultyEnvironment, 2, workers=2)
             envs.reset()
             if {state!r} == "hanging":

@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Literal, Protocol
 
 from openenv.env.copies import EnvironmentCopy
@@ -184,6 +185,23 @@ def make_runner(
 
         return ProcessRunner(factory, options=processes, single_thread=single_thread)
     raise ValueError(f"unknown runner {name!r}: choose auto, thread, inline or process")
+
+
+def allowed_cores(groups: Path = Path("/proc/self/cgroup"), root: Path = Path("/sys/fs/cgroup")) -> int:
+    """Return how many cores this process may use all the time: `cores`, or fewer if a container has a quota."""
+    allowed = cores()
+    try:
+        own = next(line for line in groups.read_text().splitlines() if line.startswith("0::"))
+        folder = root / own[3:].lstrip("/")
+    except (OSError, StopIteration):  # version 2 of control groups is missing
+        return allowed
+    for place in (folder, *folder.parents):
+        try:
+            quota, period = (place / "cpu.max").read_text().split()
+            allowed = min(allowed, max(1, int(quota) // int(period)))
+        except (OSError, ValueError):  # no file, or "max"
+            continue
+    return allowed
 
 
 def has_affinity() -> bool:

@@ -37,7 +37,7 @@ from openenv.protocol.client_sessions import error_from_frame
 from openenv.protocol.codec import BY_NAME
 from openenv.protocol.columns import ColumnBlock, row_data, step_data
 
-from ..runners import cores
+from ..runners import allowed_cores
 from ..runners.base import WORKER_CRASHED
 from ..runners.process.messages import WorkerSetup, modules_of, pack, pack_factory
 from ..runners.process.runner import StartBackoff, WorkersKeepDying
@@ -127,7 +127,8 @@ class LocalPool(SlotPool):
         factory: Makes an environment; sent to the workers.
         n: The number of slots.
         workers: The number of processes; `auto` takes one for each core, fewer for a class with `RUNS_INLINE`, or one
-            for each slot if the class does not declare that several of its instances may share a process.
+            for each slot if the class does not declare that several of its instances may share a process. There is no
+            choice without processes: environment code could then end the program.
         codec: The codec of single results: it decides between arrays and lists, bytes and text.
         restarts: Whether a finished episode is followed by the next one in the same step.
         on_answer: Called with a slot, the request's kind, and the reply's data or an error.
@@ -167,7 +168,7 @@ class LocalPool(SlotPool):
             for index, (places, at) in enumerate(zip(parts, self._words.places, strict=True))
         ]
         self._seen = self._words.replies()
-        self._watch_s = _WATCH_S if can_watch() and cores() > 1 + len(parts) else 0.0
+        self._watch_s = _WATCH_S if can_watch() and allowed_cores() > 1 + len(parts) else 0.0
         slots: list[LocalSlot] = []
         self.missing = set(range(n))  # slots without an environment
         for worker in self.workers:
@@ -645,7 +646,7 @@ def _places(factory: Callable[[], Any], cls: type[Any] | None, n: int, workers: 
         ConcurrencyConfigurationError: Several slots would share a process although the class does not support it.
     """
     is_shareable = cls is None or bool(declared_concurrency(cls))
-    automatic = cores() if is_shareable else n
+    automatic = allowed_cores() if is_shareable else n
     if is_shareable and getattr(cls, "RUNS_INLINE", False):
         watched = automatic - 2 if can_watch() else 0  # so many workers leave a core free
         steps = _WATCHED_STEPS if watched > 1 else _WORKER_STEPS
