@@ -55,12 +55,23 @@ class Batch:
 
 @dataclass(slots=True)
 class ColumnBatch:
-    """Steps in columns; the arrays are not checked yet. `sessions` is None for those of the last such message."""
+    """Steps in columns; the arrays are not checked yet.
+
+    Args:
+        id: The message's id.
+        sessions: The session of each row; None for those of the last such message.
+        ids: The request id of each row.
+        actions: The arrays.
+        resets: The rows that are resets instead of steps.
+        reset: The keywords of these resets.
+    """
 
     id: int
     sessions: list[str] | None
     ids: list[int]
     actions: list[Any]
+    resets: frozenset[int]
+    reset: dict[str, Any]
 
 
 @dataclass(slots=True)
@@ -91,7 +102,7 @@ _KEYS: Final[Mapping[str, frozenset[str]]] = {
     "render": frozenset({"session", "data"}),
     "close": frozenset({"session"}),
     "batch": frozenset({"requests", "each"}),
-    "columns": frozenset({"sessions", "ids", "actions"}),
+    "columns": frozenset({"sessions", "ids", "actions", "resets", "reset"}),
     "cancel": frozenset({"request", "session"}),
     "ping": frozenset(),
 }
@@ -399,7 +410,10 @@ def _read_columns(message: dict[str, Any]) -> ColumnBatch:
         raise Invalid("sessions", "expected names of sessions, as text")
     if not isinstance(actions, list):
         raise Invalid("actions", "expected a list of arrays")
-    return ColumnBatch(message["id"], sessions, ids, actions)
+    resets, kwargs = _optional(message, "resets", list) or [], _optional(message, "reset", dict) or {}
+    if not all(type(row) is int and 0 <= row < len(ids) for row in resets):
+        raise Invalid("resets", "expected rows of the message")
+    return ColumnBatch(message["id"], sessions, ids, actions, frozenset(resets), kwargs)
 
 
 def request_of(step: dict[str, Any]) -> Request:

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, Final
 from openenv.env.columnar import layout_of, step_action
 from openenv.errors import ReplyTooLarge, RequestCancelled
 from openenv.protocol.binary_values import is_array
-from openenv.protocol.columns import ColumnLayout, action_fields, fit, layout_as_json, row_bytes, step_data
+from openenv.protocol.columns import ColumnLayout, action_fields, fit, layout_as_json, row_bytes, row_data, step_data
 from openenv.protocol.server_v2 import ColumnBatch
 from openenv.types import WSErrorCode
 
@@ -48,7 +48,7 @@ class ConnectionColumns:
         if type(session.env) is not self._cls:  # in another process
             return {}
         most = min(connection.service.options.max_batch, connection.max_bytes // (2 * row_bytes(layout)))
-        return {"columns": {**layout_as_json(layout), "max_rows": most}} if most > 0 else {}
+        return {"columns": {**layout_as_json(layout), "max_rows": most, "resets": True}} if most > 0 else {}
 
     def _known_layout(self) -> ColumnLayout | None:
         cls = self._connection.manager.env_cls
@@ -69,7 +69,7 @@ class ConnectionColumns:
             error = {"message": f"Invalid message: {exc}", "code": WSErrorCode.VALIDATION_ERROR.value, "errors": []}
             self._connection.refuse(error, batch.id)
             return
-        message.source = ColumnRequests(layout, self._names, batch.ids, actions)
+        message.source = ColumnRequests(layout, self._names, batch, actions)
         self._run_rows(ColumnReplies(self._connection, layout, batch.id, message.source), message)
 
     def _actions(self, layout: ColumnLayout, batch: ColumnBatch) -> list[Any]:
@@ -89,7 +89,9 @@ class ConnectionColumns:
     def _run_rows(self, replies: ColumnReplies, message: SentMessage) -> None:
         connection, requests = self._connection, replies.requests
         cls: Any = self._cls
-        sessions, sent = connection.sessions, ("step", message)
+        sessions, sent, resets = connection.sessions, ("step", message), requests.resets
+        # Telemetry measures steps of groups; resets are no steps.
+        alone_resets = resets if connection.manager.observers.step is not None else frozenset()
         # A recording needs each observation as a model.
         groups_allowed = connection.manager.observers.group is None
         valid = cls.valid_actions(requests.actions).tolist()
@@ -98,14 +100,20 @@ class ConnectionColumns:
         for row, (name, request_id) in enumerate(zip(requests.names, requests.ids, strict=True)):
             session = sessions.get(name)
             # Also false for an environment in another process.
-            if session is not None and valid[row] and groups_allowed and type(session.env) is cls:
+            if (
+                session is not None
+                and (valid[row] or row in resets)
+                and groups_allowed
+                and row not in alone_resets
+                and type(session.env) is cls
+            ):
                 executor = session.lane.host
                 group = groups.get(executor)
                 if group is None:
                     group = groups[executor] = ColumnGroup(replies, sent, connection)
                 ledger = session.ledger
                 if request_id > ledger.last_id and session.begin_step(group, group.operation, None):
-                    ledger.begin_step(request_id, sent)
+                    ledger.begin_step(request_id, sent if row not in resets else ("reset", message))
                     group.sessions.append(session)
                     group.ids.append(request_id)
                     group.places.append(row)
@@ -119,20 +127,26 @@ class ConnectionColumns:
 
 
 class ColumnRequests:
-    """The requests of one message: sessions, ids and actions by row."""
+    """The requests of one message: sessions, ids and actions by row; some rows are resets."""
 
-    __slots__ = ("_layout", "actions", "ids", "names")
+    __slots__ = ("_layout", "actions", "ids", "kwargs", "names", "resets")
 
-    def __init__(self, layout: ColumnLayout, names: list[str], ids: list[int], actions: list[Any]) -> None:
+    def __init__(self, layout: ColumnLayout, names: list[str], batch: ColumnBatch, actions: list[Any]) -> None:
         self._layout = layout
         self.names = names
-        self.ids = ids
+        self.ids = batch.ids
         self.actions = actions
+        self.resets = batch.resets
+        self.kwargs = batch.reset
+
+    def kind(self, row: int) -> str:
+        """Return the type of one request."""
+        return "reset" if row in self.resets else "step"
 
     def request(self, row: int) -> dict[str, Any]:
-        """Return one step as a message."""
-        fields = action_fields(self._layout, self.actions, row)
-        return {"type": "step", "id": self.ids[row], "session": self.names[row], "data": fields}
+        """Return one request as a message."""
+        fields = self.kwargs if row in self.resets else action_fields(self._layout, self.actions, row)
+        return {"type": self.kind(row), "id": self.ids[row], "session": self.names[row], "data": fields}
 
     def __iter__(self) -> Iterator[dict[str, Any]]:
         return map(self.request, range(len(self.ids)))
@@ -156,17 +170,22 @@ class ColumnGroup(StepGroup):
 
     def _run_steps(self) -> list[tuple[Session, SessionCall]]:
         replies, outcomes, times, cancelled = self._replies, self.outcomes, self._times, self._cancelled
-        actions, observations, count = replies.requests.actions, replies.observations, len(self.sessions)
+        requests, observations, count = replies.requests, replies.observations, len(self.sessions)
+        actions, resets = requests.actions, requests.resets
         only = observations[0] if len(observations) == 1 else None
         rewards, terminated, truncated = [0.0] * count, [False] * count, [False] * count
         waiting = []
         for place, (session, row) in enumerate(zip(self.sessions, self.places, strict=True)):
+            begins = bool(resets) and row in resets
             try:
                 if cancelled and session in cancelled:
                     raise RequestCancelled() if session.close_reason is None else session.closed_error()
-                values, rewards[place], terminated[place], truncated[place], metadata = step_action(
-                    session.env, [array[row] for array in actions]
-                )
+                if begins:
+                    values, metadata = session.env.reset_values(requests.kwargs)
+                else:
+                    values, rewards[place], terminated[place], truncated[place], metadata = step_action(
+                        session.env, [array[row] for array in actions]
+                    )
                 if only is not None:
                     only[row] = values[0]
                 else:
@@ -177,9 +196,9 @@ class ColumnGroup(StepGroup):
                 outcomes.append(b"")
             except BaseException as exc:  # the environment's code, which may raise anything
                 outcomes.append(exc)
-                following = session.end_step(failed=not has_stepped(exc))
+                following = session.end_step(failed=not has_stepped(exc), began=begins)
             else:
-                following = session.end_step(failed=False)
+                following = session.end_step(failed=False, began=begins)
             if times is not None:
                 times.append(perf_counter())
             if following is not None:
@@ -225,16 +244,19 @@ class ColumnReplies:
 
     def put_group(self, group: StepGroup) -> None:
         """Store the outcomes of a group in the ledgers; send the message after the last one."""
-        connection, request, size = self._connection, group.request, self._row_bytes
+        connection, size, requests = self._connection, self._row_bytes, self.requests
+        message = group.request[1]
         steps = zip(group.sessions, group.ids, group.places, group.outcomes, strict=True)
         for session, request_id, row, outcome in steps:
             reply: Any
+            kind = requests.kind(row)
+            request = group.request if kind == "step" else (kind, message)
             if isinstance(outcome, bytes):
                 reply = KeptRow(self, row)
                 session.ledger.finish_step(request_id, request, reply, size)
                 continue
             session.report_error(outcome)
-            data = connection.failure(outcome, session, request_id, "step")
+            data = connection.failure(outcome, session, request_id, kind)
             reply = self._single[row] = connection.writer.message("error", request_id, session.id, data)
             session.ledger.finish_step(request_id, request, reply, len(reply))
         connection.finished_group(group)
@@ -270,8 +292,12 @@ class ColumnReplies:
     def encoded(self, row: int) -> bytes:
         """Encode one row as the reply to a single step."""
         writer = self._connection.writer
-        data = writer.data(step_data(self._layout, self, row, self.metadata.get(row, {})))
-        return writer.message("observation", self.requests.ids[row], self.requests.names[row], data)
+        metadata = self.metadata.get(row, {})
+        if row in self.requests.resets:
+            fields = row_data(self._layout, self.observations, row, metadata)
+        else:
+            fields = step_data(self._layout, self, row, metadata)
+        return writer.message("observation", self.requests.ids[row], self.requests.names[row], writer.data(fields))
 
     def send(self) -> None:
         """Send the arrays."""

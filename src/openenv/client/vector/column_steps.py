@@ -40,6 +40,8 @@ class ColumnSteps:
         self.whole = np.ones(n, bool)
         self._is_partial = False  # whether some results of the step were taken already
         self._actions: list[Any] = []
+        self.begins: Any = None  # the slots of the step that begin an episode; None if none does
+        self.reset_kwargs: Mapping[str, Any] = {}
         self._clear(n)
 
     def _clear(self, n: int) -> None:
@@ -54,12 +56,13 @@ class ColumnSteps:
 
     # -- the request ----------------------------------------------------------------------------------------------
 
-    def begin(self, actions: Sequence[Any], chosen: Any) -> None:
-        """Begin a step of the chosen slots, each under its next id."""
+    def begin(self, actions: Sequence[Any], chosen: Any, begins: Any = None) -> None:
+        """Begin a step of the chosen slots, each under its next id; those in `begins` begin an episode instead."""
         self._actions = [array.copy() for array in actions]  # the caller may change them before they are sent again
         self.expected[:] = chosen
         self._ready[:] = False
         self._is_partial = False
+        self.begins = begins
         self.ids[chosen] += 1
         self._clear(len(self.ids))
 
@@ -67,11 +70,15 @@ class ColumnSteps:
         """Return the request for some slots; without names for the sessions of the last one."""
         actions = [array[slots] for array in self._actions]
         message = {"type": "columns", "id": batch_id, "ids": self.ids[slots], "actions": actions}
+        if self.begins is not None and (rows := self.begins[slots].nonzero()[0].tolist()):
+            message |= {"resets": rows, "reset": self.reset_kwargs}
         return message if names is None else {**message, "sessions": names}
 
-    def single(self, slot: int) -> dict[str, Any]:
-        """Return the action of one slot, for a request by itself."""
-        return action_fields(self.layout, self._actions, slot)
+    def single(self, slot: int) -> tuple[str, Any]:
+        """Return the type and the data of one slot's request, to be sent by itself."""
+        if self.begins is not None and self.begins[slot]:
+            return "reset", self.reset_kwargs
+        return "step", action_fields(self.layout, self._actions, slot)
 
     def withdraw(self, slot: int) -> None:
         """Forget the step of a slot: another request replaces it."""
@@ -137,7 +144,8 @@ class ColumnSteps:
         fields = data["observation"]
         for target, value in zip(self._observations, pick(self.layout.observations, fields), strict=True):
             target[slot] = value
-        self._rewards[slot] = np.nan if reward is None else reward
+        begins = self.begins is not None and self.begins[slot]
+        self._rewards[slot] = (0.0 if begins else np.nan) if reward is None else reward
         self._terminated[slot], self._truncated[slot] = ended(fields) if data.get("done") else (False, False)
         if data.get("metadata"):
             self._metadata[slot] = dict(data["metadata"])
@@ -178,6 +186,7 @@ class ColumnSteps:
             self._truncated[rows],
             metadata,
             failures,
+            begun=None if self.begins is None else self.begins[rows],
         )
 
 

@@ -13,7 +13,7 @@ import os
 import selectors
 import threading
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from math import inf
@@ -35,7 +35,7 @@ from openenv.protocol.columns import ColumnBlock, layout_from_json
 from ..flows import Attempts, Outage
 from ..network import Address, ConnectionOptions, parse_ws_url, socket_url
 from .connection import V1Format, VectorConnection
-from .slot_pool import STEPS, OnAnswer, SlotPool
+from .slot_pool import BEGINS, STEPS, OnAnswer, SlotPool
 
 if TYPE_CHECKING:
     from .column_steps import ColumnSteps
@@ -138,6 +138,7 @@ class SharedConnection:
     outbox: list[Slot] = field(default_factory=list)
     max_batch: int | None = None  # how many requests the server takes in one, if it says so
     max_rows: int | None = None  # how many steps in columns it takes in one message; None if it takes none
+    takes_resets: bool = False  # whether some of them may be resets
     columns: dict[int, Any] = field(default_factory=dict)
     """The slots of each unanswered message with columns."""
     indices: Any = None  # of all slots, as an array
@@ -389,6 +390,7 @@ class SessionPool(SlotPool):
         self.missing: set[int] = set()
         self._ids = [0] * (1 + max(indices[-1] for _, indices in plans))
         self._steps: ColumnSteps | None = None
+        self._reset_kwargs: Mapping[str, Any] = {}
         for url, indices in plans:
             shared = SharedConnection(parse_ws_url(socket_url(url)), options, open_options)
             shared.slots = [Slot(index, shared, self._ids) for index in indices]
@@ -423,8 +425,15 @@ class SessionPool(SlotPool):
         """Take a step in the chosen slots, with the next write."""
         steps = self._steps
         assert steps is not None
-        chosen = steps.whole if chosen is None else chosen == STEPS
-        steps.begin(actions, chosen)
+        begins = None
+        if chosen is None:
+            chosen = steps.whole
+        elif self.begins_episodes:
+            begins, chosen = chosen == BEGINS, chosen != 0
+            begins = begins if begins.any() else None
+        else:
+            chosen = chosen == STEPS
+        steps.begin(actions, chosen, begins)
         for shared in self.connections:
             shared.columns.clear()  # of steps that were given up
             if shared.indices is None or len(shared.indices) != len(shared.slots):
@@ -436,6 +445,17 @@ class SessionPool(SlotPool):
                 self._send_single(shared)
             else:
                 shared.column_queue = slots
+
+    @property
+    def begins_episodes(self) -> bool:
+        """Whether a step in columns may begin episodes: all connections agree."""
+        return all(shared.takes_resets for shared in self.connections)
+
+    def use_for_resets(self, kwargs: Mapping[str, Any]) -> None:
+        """Set the keywords of resets that are part of a step in columns."""
+        self._reset_kwargs = kwargs
+        if self._steps is not None:
+            self._steps.reset_kwargs = kwargs
 
     def take_columns(self, *, whole: bool) -> ColumnBlock | None:
         """Return the results of a step in columns that have come since the last call."""
@@ -459,7 +479,7 @@ class SessionPool(SlotPool):
     def _make_single(self, slot: Slot) -> None:
         """Turn the unanswered step of a slot into a request by itself, under the same id."""
         if self._steps is not None and self._steps.expected[slot.index] and slot.pending is None:
-            slot.message_again("step", self._steps.single(slot.index))
+            slot.message_again(*self._steps.single(slot.index))
 
     def _send_single(self, shared: SharedConnection) -> None:
         for slot in shared.slots:
@@ -486,7 +506,7 @@ class SessionPool(SlotPool):
 
     def _answer(self, slot: Slot, kind: str, data: Any, error: OpenEnvError | None) -> None:
         """Report the answer to a request."""
-        if kind == "step" and self._in_column_step(slot):
+        if kind in ("step", "reset") and self._in_column_step(slot):
             assert self._steps is not None
             self._steps.put_single(slot.index, data, error)
         else:
@@ -794,7 +814,7 @@ class SessionPool(SlotPool):
 
     def _use_columns(self, shared: SharedConnection, offer: Any) -> None:
         """Take the server's offer of steps in columns, if all connections have the same."""
-        shared.max_rows = None
+        shared.max_rows, shared.takes_resets = None, False
         layout = layout_from_json(offer) if isinstance(offer, dict) else None
         if layout is None:
             return
@@ -804,9 +824,11 @@ class SessionPool(SlotPool):
             except ImportError:  # NumPy is optional for clients
                 return
             self._steps = steps.ColumnSteps(layout, self._ids)
+            self._steps.reset_kwargs = self._reset_kwargs
             for slot in self.slots:
                 slot.count_in(self._steps.ids)
         if self._steps.layout == layout:
+            shared.takes_resets = offer.get("resets") is True
             most = offer.get("max_rows")
             shared.max_rows = most if isinstance(most, int) and most > 0 else None
         self.layout = self._steps.layout

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, ClassVar, Final
+from typing import Any, Final
 
 from openenv.errors import OpenEnvError
 from openenv.protocol.columns import ColumnBlock, ColumnLayout
@@ -30,10 +30,13 @@ class SlotPool(ABC):
     connections: Sequence[Any] = ()
     layout: ColumnLayout | None = None
     """The arrays of a step in columns; None if the slots take none."""
-    begins_episodes: ClassVar[bool] = False
-    """Whether a step in columns may begin episodes in some of its slots."""
     missing: set[int]
     """Slots without an environment."""
+
+    @property
+    @abstractmethod
+    def begins_episodes(self) -> bool:
+        """Whether a step in columns may begin episodes in some of its slots."""
 
     @abstractmethod
     def open(self, slot: Any) -> None:

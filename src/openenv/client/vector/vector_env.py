@@ -553,7 +553,8 @@ class VectorEnv(_Slots, Generic[ActT, ObsT]):
             return
         chosen: Any = np.full(self.n, STEPS, np.uint8)
         over: Any = np.frombuffer(self._over, bool)
-        if begins and pool.begins_episodes:
+        in_columns = begins and pool.begins_episodes
+        if in_columns:
             chosen[over] = BEGINS
         elif begins:
             special = special.union(over.nonzero()[0].tolist())
@@ -562,7 +563,7 @@ class VectorEnv(_Slots, Generic[ActT, ObsT]):
             episode = self._episodes[index]
             is_step = episode.is_plain or episode.autoreset == "disabled"
             self._step(pool.slots[index], nest(layout.actions, [array[index] for array in arrays]) if is_step else None)
-        if begins and pool.begins_episodes:
+        if in_columns:
             over[chosen == BEGINS] = False
         pool.begin_columns(arrays, chosen)
         pool.flush()
@@ -581,7 +582,7 @@ class VectorEnv(_Slots, Generic[ActT, ObsT]):
         ended = block.slots[ends]
         if self._autoreset != "same_step":
             np.frombuffer(self._over, bool)[ended] = True
-        is_left = self._autoreset == "same_step" and not self._pool.begins_episodes
+        is_left = self._autoreset == "same_step" and isinstance(self._pool, SessionPool)
         for index in {*(ended.tolist() if is_left else ()), *block.errors, *block.unbegun}:
             slot, episode = self._pool.slots[index], self._episodes[index]
             if index in block.errors:

@@ -538,11 +538,14 @@ class Session:
             self._running = group
         return True
 
-    def end_step(self, *, failed: bool) -> SessionCall | None:
-        """Release the session after a grouped step, in its lane; return the next call to start."""
+    def end_step(self, *, failed: bool, began: bool = False) -> SessionCall | None:
+        """Release the session after a grouped step, or reset, in its lane; return the next call to start."""
         with self._lock:
             self.last_activity_at = self._clock()
-            if not failed:
+            if began:
+                self.episode = EpisodeStats()
+                self.was_reset = True
+            elif not failed:
                 self.step_count += 1
             if self.state is _BUSY and not self._waiting:  # as in `_finished`
                 self.state = self._idle_state

@@ -139,8 +139,6 @@ class LocalPool(SlotPool):
         RuntimeError: The platform has no Unix sockets.
     """
 
-    begins_episodes = True
-
     def __init__(
         self,
         factory: Callable[[], Any],
@@ -197,6 +195,11 @@ class LocalPool(SlotPool):
         self._is_partial = False  # whether some results of the step were taken already
         self._remarks: dict[int, SlotReply] = {}
         self._failures: dict[int, OpenEnvError] = {}
+
+    @property
+    def begins_episodes(self) -> bool:
+        """Whether a step in columns may begin episodes in some of its slots."""
+        return True
 
     # -- requests -------------------------------------------------------------------------------------------------
 
