@@ -125,9 +125,28 @@ ACTIONS = [
 @pytest.mark.parametrize("autoreset", ["next_step", "same_step", "disabled"])
 @pytest.mark.parametrize("on_failure", ["mask", "restart"])
 def test_results_and_failures_are_those_of_single_steps(faulty: Any, autoreset: Any, on_failure: Any) -> None:
+    compare_with_single_steps(faulty.url, autoreset=autoreset, on_failure=on_failure)
+
+
+@pytest.mark.parametrize(
+    ("autoreset", "on_failure"),
+    [
+        ("next_step", "mask"),
+        *(
+            pytest.param(autoreset, on_failure, marks=pytest.mark.slow)
+            for autoreset in ("next_step", "same_step", "disabled")
+            for on_failure in ("mask", "restart")
+        ),
+    ],
+)
+def test_results_and_failures_in_shared_memory_are_those_of_single_steps(autoreset: Any, on_failure: Any) -> None:
+    compare_with_single_steps(FaultyEnvironment, autoreset=autoreset, on_failure=on_failure, workers=2)
+
+
+def compare_with_single_steps(target: Any, **options: Any) -> None:
     histories = []
     for in_columns in (True, False):
-        with VectorEnv(faulty.url, 6, autoreset=autoreset, on_failure=on_failure) as env:
+        with VectorEnv(target, 6, **options) as env:
             history = [shown(env.reset(seed=7))]
             for actions in ACTIONS:
                 by_slot = {slot: {"action": action} for slot, action in enumerate(actions)}
@@ -160,6 +179,44 @@ def test_values_of_several_parts_keep_their_form(serve: Callable[..., Any]) -> N
             assert first == goes[row]
             assert second.tolist() == hows[row].tolist()
         assert result.rewards.tolist() == [-1.0, 0.0, 1.0]
+
+
+def test_episodes_begin_in_the_message_of_a_step(faulty: Any, kinds: list[str]) -> None:
+    with VectorEnv(faulty.url, 4, connections=1) as env:
+        env.reset(options={"word": 1})
+        env.step(acts(FINE, END, FINE, END))
+        del kinds[:]
+        began = env.step(acts(FINE, FINE, FINE, 99))  # the actions of beginnings are ignored
+        assert kinds == ["columns"]
+        assert steps_of(began) == [2.0, 0.0, 2.0, 0.0]
+        assert began.infos[1] == {"options": {"word": 1}}
+        assert [one.started for one in began.by_slot] == [False, True, False, True]
+        assert began.rewards.tolist() == [1.0, 0.0, 1.0, 0.0]
+        assert {session.step_count for session in faulty.manager.sessions()} == {1, 2}
+
+
+def test_a_beginning_whose_reply_was_lost_is_answered_and_not_run_again(
+    faulty: Any, proxied: Callable[[int], Any]
+) -> None:
+    proxy = proxied(faulty.port)
+    with VectorEnv(proxy.url, 3, connections=1) as env:
+        env.reset(options={"word": 1})
+        env.step(acts(END, FINE, END))
+        before = [session.env for session in faulty.manager.sessions()]
+        resets = []
+        for one in before:
+            run = one.reset_values
+            one.reset_values = lambda kwargs, run=run: resets.append(kwargs) or run(kwargs)
+        proxy.swallowing = True
+        env.step_async(acts(FINE, FINE, FINE))
+        faulty.wait_for(lambda: all(session.ledger._step is None for session in faulty.manager.sessions()))
+        proxy.swallowing = False
+        result = env.step_wait()
+        assert steps_of(result) == [0.0, 2.0, 0.0]
+        assert result.infos[0] == {"options": {"word": 1}}
+        assert result.rewards.tolist() == [0.0, 1.0, 0.0]
+        assert resets == [{"options": {"word": 1}}] * 2
+        assert steps_of(env.step(acts(FINE, FINE, FINE))) == [1.0, 3.0, 1.0]
 
 
 def test_messages_keep_to_the_servers_limit(serve: Callable[..., Any], kinds: list[str]) -> None:
@@ -310,8 +367,8 @@ class Raw:
         (answer,) = answers
         return answer
 
-    def step(self, ids: Any, actions: Any, sessions: Any = None) -> dict[str, Any]:
-        message = {"type": "columns", "id": 7, "ids": ids, "actions": actions}
+    def step(self, ids: Any, actions: Any, sessions: Any = None, **more: Any) -> dict[str, Any]:
+        message = {"type": "columns", "id": 7, "ids": ids, "actions": actions, **more}
         return self.ask(message if sessions is None else {**message, "sessions": sessions})
 
 
@@ -338,6 +395,30 @@ def test_messages_that_do_not_fit_are_refused_and_change_nothing(faulty: Any, ca
     fine = raw.step([2, 2], [np.zeros(2, np.int64)], raw.names)
     assert fine["rewards"].tolist() == [1.0, 1.0]
     assert "replies" not in fine
+
+
+@pytest.mark.parametrize("more", [{"resets": [2]}, {"resets": [-1]}, {"resets": ["0"]}, {"resets": 1}, {"reset": []}])
+def test_resets_that_do_not_fit_are_refused_and_change_nothing(faulty: Any, more: dict[str, Any]) -> None:
+    raw = Raw(faulty.url, 2)
+    answer = raw.step([2, 2], [np.zeros(2, np.int64)], raw.names, **more)
+    assert (answer["type"], answer["data"]["code"]) == ("error", "VALIDATION_ERROR")
+    assert {session.ledger.last_id for session in faulty.manager.sessions()} == {1}
+
+
+def test_a_repeated_reset_of_a_row_is_answered_from_the_ledger(faulty: Any) -> None:
+    raw = Raw(faulty.url, 1)
+    decode, actions = raw.connection.decoded, [np.zeros(1, np.int64)]
+    began = raw.step([2], actions, raw.names, resets=[0], reset={"options": {"word": 1}})
+    assert (began["observations"][0].tolist(), began["metadata"]) == ([[0.0] * 3], [[0, {"options": {"word": 1}}]])
+    raw.step([3], actions)
+    again = raw.step([2], actions, resets=[0], reset={"options": {"word": 1}})
+    ((_, reply),) = again["replies"]
+    data = decode(reply)["data"]
+    assert (data["reward"], data["observation"]["observation"].tolist()) == (None, [0.0] * 3)
+    other = raw.step([2], actions)  # a step under the id of a reset
+    ((_, reply),) = other["replies"]
+    assert decode(reply)["data"]["code"] == "VALIDATION_ERROR"
+    assert raw.step([4], actions)["observations"][0].tolist() == [[2.0] * 3]
 
 
 def test_rows_that_cannot_run_together_are_answered_one_by_one(faulty: Any) -> None:
