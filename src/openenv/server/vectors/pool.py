@@ -414,7 +414,6 @@ class LocalPool(SlotPool):
         )
         for place in worker.at:  # what an earlier process in this place has left
             self._words.words[place] = 0
-        self._seen = self._words.replies()
         levels = {name: logging.getLogger(name or None).getEffectiveLevel() for name in _LOGGERS}
         worker.process, worker.socket, worker.reader = process, ours, VectorReader()
         worker.unsent, worker.step, worker.received = b"", 0, 0
@@ -509,15 +508,16 @@ class LocalPool(SlotPool):
                 words[Words.PROGRAM_SLEEPS] = 0
             elif found is not True:
                 events = found
-        seen = self._words.replies()
-        if seen != self._seen:
-            self._seen = seen
-            for worker in self.workers:
-                if worker.step and words[worker.at.done] == worker.step:
-                    self._take_step(worker, ())
-                if words[worker.at.replied] != worker.received and worker.socket is not None:
-                    events.append((worker.socket.fileno(), select.POLLIN))
-        elif not events:
+        self._seen = self._words.replies()
+        is_quiet = not events
+        for worker in self.workers:
+            if worker.step and words[worker.at.done] == worker.step:
+                is_quiet = False
+                self._take_step(worker, ())
+            if words[worker.at.replied] != worker.received and worker.socket is not None:
+                is_quiet = False
+                events.append((worker.socket.fileno(), select.POLLIN))
+        if is_quiet:
             self._wake()  # again: an interrupted write may have cost the first one
         return events
 
