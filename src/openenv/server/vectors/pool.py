@@ -514,7 +514,7 @@ class LocalPool(SlotPool):
             if worker.step and words[worker.at.done] == worker.step:
                 is_quiet = False
                 self._take_step(worker, ())
-            if words[worker.at.replied] != worker.received and worker.socket is not None:
+            if words[worker.at.replied] > worker.received and worker.socket is not None:
                 is_quiet = False
                 events.append((worker.socket.fileno(), select.POLLIN))
         if is_quiet:
@@ -526,7 +526,7 @@ class LocalPool(SlotPool):
 
     def _is_done(self, worker: VectorWorker) -> bool:
         words = self._words.words
-        return words[worker.at.done] == worker.step or words[worker.at.replied] != worker.received
+        return words[worker.at.done] == worker.step or words[worker.at.replied] > worker.received
 
     def _serve(self, worker: VectorWorker, events: int) -> None:
         assert worker.socket is not None
