@@ -144,8 +144,8 @@ class ColumnSteps:
         fields = data["observation"]
         for target, value in zip(self._observations, pick(self.layout.observations, fields), strict=True):
             target[slot] = value
-        begins = self.begins is not None and self.begins[slot]
-        self._rewards[slot] = (0.0 if begins else np.nan) if reward is None else reward
+        missing = 0.0 if self.begins is not None and self.begins[slot] else np.nan
+        self._rewards[slot] = missing if reward is None else reward
         self._terminated[slot], self._truncated[slot] = ended(fields) if data.get("done") else (False, False)
         if data.get("metadata"):
             self._metadata[slot] = dict(data["metadata"])

@@ -193,9 +193,7 @@ class VectorEnv(_Slots, Generic[ActT, ObsT]):
         self._parse = self._hooks._parse_result
         self._over = bytearray(n)  # for each slot whether its episode has ended
         self._episodes = [SlotEpisode(index, autoreset, on_failure, self._over) for index in range(n)]
-        self._autoreset = autoreset
-        self._on_failure = on_failure
-        self._timeout_s = message_timeout_s
+        self._autoreset, self._on_failure, self._timeout_s = autoreset, on_failure, message_timeout_s
         self._wait_s = wait_s
         self._pings = ping_interval_s is not None
         self._reset_kwargs: dict[str, Any] = {}

@@ -43,7 +43,7 @@ from ..runners.process.messages import WorkerSetup, modules_of, pack, pack_facto
 from ..runners.process.runner import StartBackoff, WorkersKeepDying
 from ..runners.process.worker import SocketThread, WorkerProcess
 from .host import VectorSetup
-from .memory import SharedArrays, Watch, Words, WordsOfWorker, can_watch
+from .memory import SharedArrays, Watch, Words, can_watch
 from .messages import EACH, STEP, Restart, SlotReply, SlotRequest, VectorReader, encode
 
 logger = logging.getLogger(__name__)
@@ -92,10 +92,10 @@ class LocalSlot:
 class VectorWorker:
     """One place for a worker process and its slots; a dead process is replaced by the next reset."""
 
-    def __init__(self, index: int, places: range, at: WordsOfWorker) -> None:
+    def __init__(self, index: int, places: range, words: Words) -> None:
         self.index = index
         self.places = places
-        self.at = at
+        self.at = words.places[index]
         self.slots: list[LocalSlot] = []
         self.process: WorkerProcess | None = None
         self.socket: socket.socket | None = None
@@ -161,10 +161,7 @@ class LocalPool(SlotPool):
         parts = _places(factory, cls, n, workers)
         self._arrays = SharedArrays(self.layout, n, len(parts))
         self._words = self._arrays.words
-        self.workers = [
-            VectorWorker(index, places, at)
-            for index, (places, at) in enumerate(zip(parts, self._words.places, strict=True))
-        ]
+        self.workers = [VectorWorker(index, places, self._words) for index, places in enumerate(parts)]
         self._seen = self._words.replies()
         self._watch_s = _WATCH_S if can_watch() and allowed_cores() > 1 + len(parts) else 0.0
         slots: list[LocalSlot] = []
