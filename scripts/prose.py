@@ -2,8 +2,9 @@
 
 usage: python scripts/prose.py [--show] [PATH ...]
 
-Without paths, checks each group of `[tool.prose]` in pyproject.toml and exits with 1 above its limit. With paths,
-prints the figures of those. --show prints each place. A figure says where to look: rewrite the sentence, not the match.
+Without paths, checks each group of `[tool.prose]` in pyproject.toml and exits with 1 above its limit of phrases or of
+words. With paths, prints the figures of those. --show prints each place. A figure says where to look: rewrite the
+sentence, not the match.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 if sys.version_info >= (3, 11):
     import tomllib
@@ -122,7 +124,7 @@ def main() -> int:
     parser.add_argument("paths", nargs="*", type=Path)
     parser.add_argument("--show", action="store_true", help="print each place")
     arguments = parser.parse_args()
-    groups = {"paths": {"paths": arguments.paths, "limit": None}}
+    groups: dict[str, dict[str, Any]] = {"paths": {"paths": arguments.paths, "limit": None}}
     if not arguments.paths:
         groups = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["tool"]["prose"]
     failed = False
@@ -132,9 +134,13 @@ def main() -> int:
             print(*result.places, sep="\n")
         limit = group["limit"]
         is_over = limit is not None and result.rate > limit
-        failed |= is_over
+        most = group.get("words")
+        is_long = most is not None and result.words > most
+        failed |= is_over or is_long
         bound = "" if limit is None else f", limit {limit:g}{': too many' if is_over else ''}"
         print(f"{name}: {result.rate:.1f} awkward phrases per 1,000 words ({result.words} words){bound}")
+        if is_long:
+            print(f"  {result.words - most} words above the limit of {most}: cut repetition")
         if is_over or limit is None:
             for rule, number in result.matches.most_common():
                 print(f"  {1000 * number / max(1, result.words):5.1f}  {rule}")

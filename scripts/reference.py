@@ -11,6 +11,7 @@ from __future__ import annotations
 import argparse
 import re
 import sys
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -29,7 +30,14 @@ _CLI_HEAD = """\
 `python -m openenv` is the same as `openenv`. Exit codes: 0; 1 after a failure, with one line on stderr; 2 for a wrong
 option; 130 after Ctrl-C. `openenv --install-completion` teaches your shell to complete commands and options. Other
 packages can [add commands](../howto/plugins.md).
+
+## Options of several commands
+
+{shared}
 """
+
+# An option of so many commands, with the same text in all of them, is described once.
+_SHARED_BY = 3
 
 _SETTINGS_HEAD = """\
 # Environment variables
@@ -50,25 +58,60 @@ MODAL_TOKEN_ID belong to the packages that read them.
 def cli_page() -> str:
     """Return the page of all commands, in alphabetical order."""
     root = typer.main.get_command(build())
-    parts = [_CLI_HEAD]
-    for name, command in sorted(root.commands.items()):  # type: ignore[attr-defined]
-        parts += _command(command, ("openenv", name))
+    commands = sorted(root.commands.items())  # type: ignore[attr-defined]
+    shared = _shared_rows([command for _, command in commands])
+    parts = [_CLI_HEAD.replace("{shared}", _table(shared))]
+    for name, command in commands:
+        parts += _command(command, ("openenv", name), shared)
     return "\n".join(parts)
 
 
-def _command(command: Any, path: tuple[str, ...]) -> Iterator[str]:
+def _shared_rows(commands: list[Any]) -> list[str]:
+    """Return the rows that many commands have, except if an option has more than one such row."""
+    counts: Counter[str] = Counter()
+
+    def visit(command: Any) -> None:
+        children = getattr(command, "commands", {}).values()
+        counts.update([] if children else _rows(command))
+        for child in children:
+            visit(child)
+
+    for command in commands:
+        visit(command)
+    repeated = [row for row, count in counts.items() if count >= _SHARED_BY]
+    meanings = Counter(_name(row) for row in repeated)
+    return [row for row in repeated if meanings[_name(row)] == 1]
+
+
+def _command(command: Any, path: tuple[str, ...], shared: list[str]) -> Iterator[str]:
     """Yield the section of a command; those of a group's commands follow it."""
     yield f"{'#' * len(path)} {' '.join(path)}\n"
     yield from _help(command.help or "")
     children = getattr(command, "commands", {})
     for name, child in children.items():
-        yield from _command(child, (*path, name))
+        yield from _command(child, (*path, name), shared)
     if children:
         return
+    rows = _rows(command)
+    if own := [row for row in rows if row not in shared]:
+        yield _table(own) + "\n"
+    if others := [_name(row) for row in rows if row in shared]:
+        yield f"{'Also' if own else 'Options:'} {', '.join(others)} ([shared](#options-of-several-commands)).\n"
+
+
+def _rows(command: Any) -> list[str]:
+    """Return the rows of a command's table, without hidden options and `--help`."""
     visible = [parameter for parameter in command.params if not getattr(parameter, "hidden", False)]
-    rows = [_row(parameter) for parameter in visible if parameter.name != "help"]
-    if rows:
-        yield "| option | default | meaning |\n|---|---|---|\n" + "\n".join(rows) + "\n"
+    return [_row(parameter) for parameter in visible if parameter.name != "help"]
+
+
+def _name(row: str) -> str:
+    """Return the first name in a row, in backticks."""
+    return row.removeprefix("| ").split(" ")[0].rstrip(",")
+
+
+def _table(rows: list[str]) -> str:
+    return "| option | default | meaning |\n|---|---|---|\n" + "\n".join(rows)
 
 
 def _help(text: str) -> Iterator[str]:

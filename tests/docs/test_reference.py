@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 import pkgutil
 import re
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -167,3 +168,16 @@ def test_what_the_python_pages_name_is_there() -> None:
     for file in (DOCS / "reference" / "python").glob("*.md"):
         for name in re.findall(r"^::: (\S+)$", file.read_text(encoding="utf-8"), re.MULTILINE):
             assert pkgutil.resolve_name(name) is not None
+
+
+def test_the_docs_fail_the_check_above_their_limit_of_words(tmp_path: Path) -> None:
+    (tmp_path / "scripts").mkdir()
+    script = shutil.copy(ROOT / "scripts" / "prose.py", tmp_path / "scripts")
+    (tmp_path / "page.md").write_text("One two three four.\n", encoding="utf-8")
+    printed = {}
+    for words in (4, 3):
+        group = f'[tool.prose]\ndocs = {{ paths = ["page.md"], limit = 3.0, words = {words} }}\n'
+        (tmp_path / "pyproject.toml").write_text(group, encoding="utf-8")
+        done = subprocess.run([sys.executable, script], capture_output=True, text=True, check=False)
+        printed[words] = (done.returncode, "1 words above the limit of 3" in done.stdout)
+    assert printed == {4: (0, False), 3: (1, True)}
