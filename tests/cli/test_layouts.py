@@ -43,7 +43,7 @@ def test_every_layout_is_loaded_and_can_be_played(tmp_path: Path) -> None:
     assert not_played(done.stdout, LAYOUTS) == {}, done.stderr
 
 
-@pytest.mark.slow
+@pytest.mark.slow_but_for("its package in a method")  # imports it at the first reset, long after loading
 @some
 def test_a_layout_is_served(name: str, tmp_path: Path, command: Callable[..., Any]) -> None:
     target = LAYOUTS[name].write(tmp_path)

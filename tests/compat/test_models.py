@@ -8,7 +8,11 @@ from typing import Any
 import pytest
 from pydantic import BaseModel, TypeAdapter, ValidationError
 
+import http_calls
+from openenv import create_app
 from openenv.core.env_server import exceptions, mcp_types, types
+from openenv.core.env_server.interfaces import Environment
+from servers import Serve
 
 REQUIRED = object()
 
@@ -113,6 +117,28 @@ def test_the_schema_of_an_observation_has_our_own_fields_only_if_its_class_decla
     assert fields(Declared.model_json_schema()) == {"text", "truncated"}
     inner = Nested.model_json_schema()["$defs"]
     assert (fields(inner["Plain"]), fields(inner["Declared"])) == ({"text"}, {"text", "truncated"})
+
+
+@pytest.mark.parametrize("declares", [False, True])
+def test_a_served_schema_has_our_own_fields_only_if_the_observation_declares_them(serve: Serve, declares: bool) -> None:
+    class Plain(types.Observation):
+        text: str = ""
+
+    class Declared(Plain):
+        terminated: bool = False
+        truncated: bool = False
+
+    class Room(Environment):
+        def reset(self, seed: Any = None, episode_id: Any = None, **kwargs: Any) -> types.Observation:
+            return Plain()
+
+        def step(self, action: Any, timeout_s: Any = None, **kwargs: Any) -> types.Observation:
+            return Plain()
+
+    url = serve(create_app(Room, types.Action, Declared if declares else Plain)).url
+    properties = http_calls.get(url + "/schema", trust_env=False).json()["observation"]["properties"]
+    own = {"terminated", "truncated"} if declares else set()
+    assert set(properties) == {"text", "done", "reward", "metadata"} | own
 
 
 @pytest.mark.parametrize("name", FIELDS)

@@ -697,7 +697,7 @@ def push_to_hf_hub(
     if not folder.results_path.exists():
         raise FileNotFoundError(f"{folder.output_dir} has no {RESULTS_FILENAME}: collect episodes first")
     try:
-        from huggingface_hub import HfApi
+        from huggingface_hub import HfApi, constants
     except ImportError as exc:
         raise ImportError(f"Uploading needs huggingface_hub: {install_command('hub')}") from exc
     (folder.output_dir / README_FILENAME).write_text(build_dataset_readme(folder.output_dir), encoding="utf-8")
@@ -714,4 +714,4 @@ def push_to_hf_hub(
         allow_patterns=[RESULTS_FILENAME, METADATA_FILENAME, README_FILENAME],
         commit_message=commit_message or f"Add {count} collected episode{'' if count == 1 else 's'}",
     )
-    return f"{api.endpoint}/datasets/{full_id}"
+    return f"{constants.ENDPOINT}/datasets/{full_id}"
