@@ -30,7 +30,7 @@ REVISIONS = ("2025-11-25", "2026-07-28")
 SAMPLING = "the server sends no requests to the client, so tools cannot sample"
 ELICITATION = "the server sends no requests to the client, so tools cannot ask the user"
 SUBSCRIPTIONS = "resource subscriptions are neither offered nor announced"
-INPUT = "no result asks the client for input (`input_required`)"
+INPUT = "no `input_required` results"
 NOT_OFFERED = {
     "tools-call-sampling": SAMPLING,
     "tools-call-elicitation": ELICITATION,
@@ -51,7 +51,7 @@ NOT_OFFERED = {
     "input-required-result-capability-check": INPUT,
 }
 NOT_SCORED = {
-    "tasks-": "the tasks extension is not offered",
+    "tasks-": "no tasks extension",
     "http-custom-header-server-validation": "arguments mirrored in headers (`x-mcp-header`) are not offered",
 }
 
