@@ -128,7 +128,7 @@ def test_rollouts_are_branched_and_resumed(call: Call, task: str, tmp_path: Path
         [ran] = call("run", task, "--agent", "single-turn", *flags, "--json")
         before = len(model.played())
         branches = call("branch", ran["rollout_id"][:8], "--at", "1", "-n", "3", "--json")
-        assert [each["metadata"]["parent"] for each in branches] == [ran["rollout_id"]] * 3
+        assert [each["start"]["rollout_id"] for each in branches] == [ran["rollout_id"]] * 3
         assert [each["metadata"]["replayed"] for each in branches] == [1] * 3
         assert len(model.played()) == before
         assert "has no answer of call 9" in call("branch", ran["rollout_id"], "--at", "9", code=1)

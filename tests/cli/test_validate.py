@@ -320,7 +320,7 @@ def test_the_plan_of_a_package_is_played(package: Callable[..., Path]) -> None:
     (folder / "validation" / "runtime.json").write_text(json.dumps(plan))
     results = check(folder)
     assert failed(results) == set()
-    assert results["runtime.reward_well_formed"].measured["rewards"] == [0.3]
+    assert results["runtime.reward_well_formed"].measured["rewards"] == [pytest.approx(0.3)]
     assert results["runtime.seed_control"].measured["seed"] == 3
 
 

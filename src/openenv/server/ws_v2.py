@@ -62,7 +62,6 @@ from .sessions.lifetime import CLOSED_BY_CLIENT, SHUTTING_DOWN, client_reason
 from .sessions.operations import FORK, RESTORE, Operation, StepInput
 from .sessions.session import Cancellable, Session, SessionKind, with_hint
 from .sockets import Socket, SocketUser
-from .web.page_operations import DRAW, draws
 from .ws_v2_columns import ColumnReplies, ColumnRequests, ConnectionColumns, KeptRow
 from .ws_v2_open import SessionOpener
 
@@ -421,8 +420,11 @@ class V2Connection(SocketUser):
         if entry is not None:
             self._answer_again(entry, session, request, message, send)
             return
-        if request.type == "render" and not draws(session.env):
-            raise UnknownTypeError(f"{self.service.env_name} has no render_web")
+        if request.type == "render":
+            from .web.page_operations import draws  # the page's modules are loaded by those who use it
+
+            if not draws(session.env):
+                raise UnknownTypeError(f"{self.service.env_name} has no render_web")
         pending = PendingReply(self, session, request.id, (request.type, message), request.session, send)
         session.ledger.add(pending)
         if request.type == "mcp":
@@ -496,6 +498,8 @@ class V2Connection(SocketUser):
         if request.type == "restore":
             return RESTORE, self.manager.restoring(session, request.data["from"])
         if request.type == "render":
+            from .web.page_operations import DRAW  # see `_submit`
+
             return DRAW, request.data
         return self._operations.state, None
 
