@@ -27,6 +27,7 @@ from openenv.rollout import (
     run_rollout_async,
 )
 from openenv.rollout.agents import Shell
+from openenv.rollout.run.engine import Engine, EngineOptions
 from openenv.sandboxes.base import ExecResult, Limits, Sandbox, Sandboxes, SandboxSpec
 from openenv.testing import Script, ScriptedCall, ScriptedModel, StatusFailure, Turn
 from openenv.train.episodes import PlayOptions
@@ -86,6 +87,12 @@ def test_phases_are_reported_in_order(run: Callable[..., Outcome]) -> None:
     assert {event.rollout_id for event in events} == {outcome.rollout_id}
     assert [event.elapsed_s for event in events] == sorted(event.elapsed_s for event in events)
     assert set(outcome.phase_s) == {"sandbox", "setup", "agent", "collect", "verify"}
+
+
+def test_an_unknown_argument_of_a_run_is_refused() -> None:
+    misspelled: dict[str, Any] = {"cancle": Cancellation()}
+    with Engine(EngineOptions(agent="noop")) as engine, pytest.raises(TypeError, match="cancle"):
+        engine.run(Task(instruction="x", verify=("true",)), **misspelled)
 
 
 def test_a_callback_that_fails_ends_no_rollout(run: Callable[..., Outcome]) -> None:

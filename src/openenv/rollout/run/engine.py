@@ -374,7 +374,7 @@ class Engine:
         """
         rollout_id = rollout_id or new_rollout_id()
         check_rollout_id(rollout_id)
-        return self._run_plan(replace(self._plan(task, rollout_id, metadata), start=start), watch)
+        return self._run_plan(replace(self._plan(task, rollout_id, metadata), start=start), **watch)
 
     def resume(self, rollout_id: str, **watch: Unpack[RunArguments]) -> Outcome:
         """Run an interrupted rollout of the store again, in a fresh sandbox; its agent gets the recorded answers.
@@ -390,13 +390,20 @@ class Engine:
         task, begun = store.resume(rollout_id)
         try:
             plan = self._plan(task, rollout_id, begun.metadata)
-            return self._run_plan(replace(plan, start=begun.start, is_resumed=True), watch)
+            return self._run_plan(replace(plan, start=begun.start, is_resumed=True), **watch)
         finally:
             store.release(rollout_id)  # after an exception, it can be resumed again
 
-    def _run_plan(self, plan: RolloutPlan, watch: RunArguments) -> Outcome:
+    def _run_plan(
+        self,
+        plan: RolloutPlan,
+        *,
+        on_progress: OnProgress | None = None,
+        cancel: Cancellation | None = None,
+        setup_group: SetupGroup | None = None,
+    ) -> Outcome:
         task, rollout_id = plan.task, plan.rollout_id
-        on_progress, cancel = watch.get("on_progress"), watch.get("cancel") or Cancellation()
+        cancel = cancel or Cancellation()
         self.require_trust(task)
         self.require_sandboxes(task)
         try:
@@ -405,7 +412,7 @@ class Engine:
             raise RolloutError(f"A rollout '{rollout_id}' is running already") from None
         try:
             validation = self.validate(task, cancel)
-            plan = replace(plan, references=validation.references, setup_group=watch.get("setup_group"))
+            plan = replace(plan, references=validation.references, setup_group=setup_group)
             store = self.options.store
             if store is None:
                 reporter = Reporter(rollout_id, on_progress, lock=self._events)
