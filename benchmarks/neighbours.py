@@ -108,7 +108,9 @@ def measure(runnable: Runnable, kind: str, options: argparse.Namespace, *, warm:
             run(server, 1, 0.2)
         with neighbours(server, kind, options) as end:
             figures = run(server, options.fast, options.seconds)
-            return figures | {"neighbours_per_s": end()}
+            figures |= {"neighbours_per_s": end()}
+        server.kill()
+        return figures
 
 
 def row(kind: str, state: str, samples: dict[str, list[Figures]]) -> str:

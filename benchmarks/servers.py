@@ -103,6 +103,12 @@ class Server:
         if self._log:
             self._log.close()
 
+    def kill(self) -> None:
+        """End the process with SIGKILL: a server whose step never returns would use up its time to drain."""
+        if self._process:
+            self._process.kill()
+            self._process.wait()
+
     def last_line(self) -> str:
         """Return the last line of text the process wrote."""
         assert self._log

@@ -10,7 +10,7 @@ import pytest
 
 from openenv.server.runners import InlineRunner, Lane, ThreadRunner, make_runner
 from openenv.server.runners.dispatcher import FAST_S, PROOF, SLOW_S, CallProfile
-from openenv.server.runners.thread import PARKED, QUICK_SPREAD, SPREAD
+from openenv.server.runners.thread import _BLOCKED_S, PARKED, QUICK_SPREAD, SPREAD, ThreadLane
 from slow_steps import take
 from waiting import wait_until
 
@@ -84,6 +84,39 @@ def test_sessions_that_begin_quickly_use_fewer_threads_while_they_are_few(runner
     lanes += [runner.lane() for _ in range(4 * SPREAD)]
     assert runner.threads == SPREAD
     assert len({thread_of(lane) for lane in lanes}) == SPREAD
+
+
+def test_no_new_session_is_placed_behind_a_call_that_blocks(runner: ThreadRunner) -> None:
+    runner.profile.record("construct", 0.0)
+    release = threading.Event()
+    blocked = [runner.lane() for _ in range(4)]
+    works = [Work(release.wait) for _ in blocked]
+    for lane, work in zip(blocked, works, strict=True):
+        lane.submit(work)
+    try:
+        wait_until(lambda: all(lane.host.runs_for(_BLOCKED_S) for lane in blocked if isinstance(lane, ThreadLane)))
+        others = [runner.lane() for _ in range(4 * QUICK_SPREAD)]
+        assert len({thread_of(lane) for lane in others}) == QUICK_SPREAD
+        assert runner.threads == QUICK_SPREAD + len(blocked)
+    finally:
+        release.set()
+    assert not {work.wait() for work in works} & {thread_of(lane) for lane in others}
+
+
+def test_sessions_share_blocked_threads_when_no_more_threads_are_allowed() -> None:
+    runner, release = ThreadRunner(max_threads=2), threading.Event()
+    try:
+        blocked = [runner.lane() for _ in range(2)]
+        for lane in blocked:
+            lane.submit(Work(release.wait))
+        wait_until(lambda: all(lane.host.runs_for(_BLOCKED_S) for lane in blocked if isinstance(lane, ThreadLane)))
+        late = runner.lane()
+        assert runner.threads == 2
+        release.set()
+        assert thread_of(late) in {thread_of(lane) for lane in blocked}
+    finally:
+        release.set()
+        runner.close()
 
 
 def test_sessions_whose_reset_takes_a_while_are_spread_at_once() -> None:

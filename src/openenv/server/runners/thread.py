@@ -8,6 +8,8 @@ A new session is placed by the measured durations of calls, and stays on its thr
     some calls are slow   a separate thread, up to `max_threads`
     in between            spread: milliseconds of waiting for a disk or an engine would add up on one thread
 
+Threads whose running call blocks get no new sessions, unless all `max_threads` are blocked.
+
 `dispatcher` brings calls to the threads and results back. Knows threads, and how long their calls take; must not know
 sessions or environments.
 """
@@ -31,6 +33,7 @@ logger = logging.getLogger(__name__)
 SPREAD = 32
 QUICK_SPREAD = 16
 _QUICK_SESSIONS: Final = 4  # on each thread, before there are more than `QUICK_SPREAD`
+_BLOCKED_S: Final = 0.1  # no new session is placed behind a call that has run for longer: it may never return
 PARKED = 4
 _SWITCH_S: Final = 0.0005
 
@@ -145,9 +148,10 @@ class ThreadRunner:
         elif self.profile.begins_quickly:  # then steps are probably quick, and each further thread makes them slower
             sessions = sum(worker.sessions for worker in self._workers)
             limit = min(limit, max(QUICK_SPREAD, sessions // _QUICK_SESSIONS))
-        if len(self._workers) < limit:
+        free = [worker for worker in self._workers if not worker.runs_for(_BLOCKED_S)]
+        if len(free) < limit and len(self._workers) < self._max_threads:
             return self._new_worker()
-        return self._emptiest(self._workers) or self._new_worker()
+        return self._emptiest(free or self._workers) or self._new_worker()
 
     @staticmethod
     def _emptiest(workers: Iterable[WorkerThread]) -> WorkerThread | None:
