@@ -7,10 +7,11 @@ from __future__ import annotations
 
 import functools
 import inspect
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import Any, Literal, TypeVar
+from weakref import WeakKeyDictionary
 
 from openenv.errors import ToolCallError, message_of
 from openenv.protocol.tool_messages import (
@@ -97,7 +98,7 @@ class MCPEnvironment(Environment[Action, Observation, State], counts_episodes=Fa
         self._mode: str | None = None
         self.tools = ToolRegistry(mcp_server, mode=self._active_mode)
         self._earned: _Earned | None = None
-        for name, mode in _marked_methods(type(self)):
+        for name, mode in _marked_methods(type(self)).items():
             self.tool(mode)(getattr(self, name))
         check_names(get_server_tools(mcp_server))
         self._mcp_client: Any = None
@@ -251,6 +252,8 @@ class MCPEnvironment(Environment[Action, Observation, State], counts_episodes=Fa
         self._mcp_client = None
         self.mcp_server = None
 
+    close.closes_tools = True  # type: ignore[attr-defined]  # and nothing else: see `server.sessions.operations`
+
 
 @dataclass(frozen=True, slots=True)
 class _Earned:
@@ -260,9 +263,16 @@ class _Earned:
     done: bool = False
 
 
-def _marked_methods(cls: type[Any]) -> list[tuple[str, ToolMode | None]]:
+# Weak: a reloaded or generated class must not stay alive because an instance was made once.
+_MARKED: WeakKeyDictionary[type[Any], dict[str, ToolMode | None]] = WeakKeyDictionary()
+
+
+def _marked_methods(cls: type[Any]) -> Mapping[str, ToolMode | None]:
     """Return the methods with `@tool`, in the order of their definition, those of base classes first."""
-    found: dict[str, ToolMode | None] = {}
+    found = _MARKED.get(cls)
+    if found is not None:
+        return found
+    found = {}
     for base in reversed(cls.__mro__):
         for name, value in vars(base).items():
             # A method that overrides a tool is a tool only if it is marked, too.
@@ -270,7 +280,8 @@ def _marked_methods(cls: type[Any]) -> list[tuple[str, ToolMode | None]]:
                 found.pop(name, None)
                 if hasattr(value, "openenv_tool"):
                     found[name] = value.openenv_tool
-    return list(found.items())
+    _MARKED[cls] = found
+    return found
 
 
 def _forgetting(reset: Any) -> Any:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from typing import Annotated, Any, Literal, Optional
 
 import pytest
@@ -12,7 +13,7 @@ from fastmcp.tools.function_tool import FunctionTool
 from pydantic import BaseModel, Field
 
 from openenv.env.tools import function_tools as module
-from openenv.env.tools.function_tools import PreparedTool, ServerTools
+from openenv.env.tools.function_tools import EnvContext, PreparedTool, ServerTools
 from openenv.env.tools.source import ToolOutcome
 from openenv.errors import ToolArgumentsError
 
@@ -36,7 +37,33 @@ def check(tool: PreparedTool, **arguments: Any) -> dict[str, Any]:
 
 
 def test_environments_share_the_validator_of_a_function() -> None:
-    assert make_tool()._validate == make_tool()._validate
+    assert make_tool()._calling is make_tool()._calling
+
+
+def test_wrapped_functions_share_the_validator_of_their_code_only() -> None:
+    def make(label: str) -> PreparedTool:
+        def echo(text: str) -> str:
+            return text
+
+        @functools.wraps(echo)
+        def labelled(*args: Any, **kwargs: Any) -> str:
+            return label + echo(*args, **kwargs)
+
+        return prepare(labelled)
+
+    first, second = make("a"), make("b")
+    assert first._calling.validate == second._calling.validate
+    assert first._calling is not second._calling
+    arguments = second.check({"text": "x"})
+    with EnvContext(FastMCP("tools"), "session", None) as context:
+        assert second.run(arguments, context).data == "bx"
+
+
+def test_a_function_that_is_offered_with_fewer_parameters_is_called_in_another_way() -> None:
+    tool = FunctionTool.from_function(with_default)
+    hidden = tool.model_copy(update={"parameters": {**tool.parameters, "properties": {"text": {"type": "string"}}}})
+    assert PreparedTool(tool).is_plain
+    assert not PreparedTool(hidden).is_plain
 
 
 def test_functions_of_one_source_that_differ_have_validators_of_their_own() -> None:
@@ -87,6 +114,10 @@ def test_the_message_names_every_argument_that_does_not_fit() -> None:
         make_tool().check({"by": "x", "more": 1})
     assert all(name in str(refused.value) for name in ("value", "by", "more"))
     assert refused.value.tool_name == "scale"
+
+
+def with_default(text: str, times: int = 1) -> str:
+    return text * times
 
 
 def with_context(text: str, ctx: Context) -> str:

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from openenv import MCPEnvironment, Observation, tool
 from openenv.errors import SessionClosedError
 from openenv.server.runners import InlineRunner, Runner, ThreadRunner, current_dispatcher
 from openenv.server.sessions.operations import CALL, Operation, StepInput, build_operations
@@ -79,6 +80,11 @@ class World:
         self.now = 100.0
         self.ready: list[BaseException | None] = []
         self.closed: list[Session] = []
+        self.closing_threads: list[int] = []
+
+    def _note_closed(self, session: Session) -> None:
+        self.closed.append(session)
+        self.closing_threads.append(threading.get_ident())
 
     def new(self) -> Session:
         return Session(
@@ -86,7 +92,7 @@ class World:
             SessionKind.SOCKET,
             lane=self.runner.lane(),
             clock=lambda: self.now,
-            listener=SessionCallbacks(lambda _, error: self.ready.append(error), self.closed.append),
+            listener=SessionCallbacks(lambda _, error: self.ready.append(error), self._note_closed),
         )
 
     async def built(self, factory: Callable[[], Any]) -> tuple[Session, Any]:
@@ -299,6 +305,35 @@ async def test_an_environment_without_close_can_be_closed(world: World) -> None:
     session, _ = await world.built(object)
     session.close()
     await world.until_closed(session)
+
+
+class Tools(MCPEnvironment):
+    def reset(self, seed: int | None = None) -> Observation:
+        return Observation()
+
+    @tool
+    def wave(self) -> str:
+        return "hello"
+
+
+class ToolsAndMore(Tools):
+    def close(self) -> None:
+        super().close()
+
+
+@pytest.mark.parametrize(
+    ("kind", "has_client", "is_at_once"), [(Tools, False, True), (Tools, True, False), (ToolsAndMore, False, False)]
+)
+async def test_tools_close_on_the_loop_unless_their_close_may_wait(
+    kind: type[Tools], has_client: bool, is_at_once: bool
+) -> None:
+    world = World(InlineRunner(closes_apart=True))
+    session, env = await world.built(kind)
+    if has_client:
+        assert await env.tools.ask_server(lambda client: client.list_resources()) == []
+    session.close()
+    await world.until_closed(session)
+    assert (world.closing_threads == [threading.get_ident()]) is is_at_once
 
 
 async def test_asynchronous_methods_run_on_the_loop_and_the_others_in_the_lane(threaded: World) -> None:

@@ -356,4 +356,4 @@ def _components(server: FastMCP[Any], seen: set[int]) -> Iterator[Any]:
         for component in list(getattr(provider, "_components", {}).values()):
             while component is not None:  # a tool may be made from another one
                 yield component
-                component = getattr(component, "parent_tool", None)
+                component = vars(component).get("parent_tool")  # `getattr` of a model's missing field is slow

@@ -19,8 +19,10 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from functools import partial
 from types import CodeType, FunctionType, MethodType
-from typing import Any, Final
+from typing import Any, Final, Generic, TypeVar
 from weakref import WeakKeyDictionary
+
+T = TypeVar("T")
 
 # Not every release has all of them. They can be cleared at any time: FastMCP fills them again.
 _LRU_CACHES: Final = (
@@ -115,15 +117,53 @@ _MAX_VARIANTS: Final = 8  # of one function: annotations that every constructor 
 
 
 @dataclass(frozen=True, slots=True)
-class _Described:
-    """A function's description, and everything beside the code that it was derived from."""
+class _Kept(Generic[T]):
+    """A value, and everything beside the code that it was derived from."""
 
     source: tuple[Any, ...]
     defaults: tuple[Any, ...]
-    parsed: Any
+    value: T
 
 
-_DESCRIBED: WeakKeyDictionary[CodeType, list[_Described]] = WeakKeyDictionary()
+class SharedByCode(Generic[T]):
+    """Values derived from functions, each kept per code object for all functions that differ in nothing else.
+
+    Functions whose annotations or defaults could hold an environment have no place here.
+    """
+
+    def __init__(self) -> None:
+        self._kept: WeakKeyDictionary[CodeType, list[_Kept[T]]] = WeakKeyDictionary()
+
+    def find(self, fn: Any, *source: Any) -> T | None:
+        """Return the value of a function with the same code, annotations, defaults, and further source."""
+        if not _is_shareable(fn):
+            return None
+        function = getattr(fn, "__func__", fn)
+        source, defaults = _source_of(fn, source), _defaults_of(function)
+        for kept in tuple(self._kept.get(function.__code__, ())):
+            if kept.source == source and same_values(kept.defaults, defaults):
+                return kept.value
+        return None
+
+    def keep(self, fn: Any, value: T, *source: Any) -> None:
+        """Keep the value of a function that is not here yet."""
+        if _is_shareable(fn):
+            function = getattr(fn, "__func__", fn)
+            of_code = self._kept.setdefault(function.__code__, [])
+            of_code.append(_Kept(_source_of(fn, source), _defaults_of(function), value))
+            del of_code[:-_MAX_VARIANTS]
+
+
+def _source_of(fn: Any, source: tuple[Any, ...]) -> tuple[Any, ...]:
+    return (type(fn), tuple(fn.__annotations__.items()), *source)
+
+
+def _defaults_of(function: FunctionType) -> tuple[Any, ...]:
+    keywords = function.__kwdefaults__ or {}
+    return (*(function.__defaults__ or ()), *keywords, *keywords.values())
+
+
+_DESCRIBED: Final[SharedByCode[Any]] = SharedByCode()
 
 
 def share_descriptions() -> None:
@@ -142,22 +182,14 @@ def share_descriptions() -> None:
 def _sharing(describe: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(describe)
     def shared(cls: Any, fn: Any, *args: Any, **kwargs: Any) -> Any:
-        if not _is_shareable(fn):
-            return describe(cls, fn, *args, **kwargs)
-        function = getattr(fn, "__func__", fn)
-        annotations = tuple(function.__annotations__.items())
-        source = (cls, type(fn), fn.__name__, fn.__doc__, annotations, args, tuple(kwargs.items()))
-        keywords = function.__kwdefaults__ or {}
-        defaults = (*(function.__defaults__ or ()), *keywords, *keywords.values())
-        known = _DESCRIBED.setdefault(function.__code__, [])
-        for each in tuple(known):
-            if each.source == source and same_values(each.defaults, defaults):
-                return _copy(each.parsed, fn)
+        source = (cls, getattr(fn, "__name__", ""), fn.__doc__, args, tuple(kwargs.items()))
+        known = _DESCRIBED.find(fn, *source)
+        if known is not None:
+            return _copy(known, fn)
         parsed = describe(cls, fn, *args, **kwargs)
         # A function with injected parameters stays alone: FastMCP changes it, and its dependencies may hold anything.
         if parsed.fn is fn and set(parsed.input_schema.get("properties", ())) == set(inspect.signature(fn).parameters):
-            known.append(_Described(source, defaults, _copy(parsed, None)))
-            del known[:-_MAX_VARIANTS]
+            _DESCRIBED.keep(fn, _copy(parsed, None), *source)
         return parsed
 
     return shared

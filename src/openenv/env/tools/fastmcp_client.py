@@ -81,10 +81,15 @@ class ServerConnection:
         finally:
             future.cancel()
 
+    @property
+    def is_in_use(self) -> bool:
+        """Whether a client was opened, or is being opened."""
+        return self._opening is not None
+
     def close(self) -> None:
         """Close the client for good, from any thread."""
         self._is_closed = True
-        if self._opening is None:
+        if not self.is_in_use:
             return
         closing = TOOL_LOOP.submit(self._close())
         if TOOL_LOOP.is_current:

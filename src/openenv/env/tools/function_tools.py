@@ -14,7 +14,7 @@ from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
 from contextvars import Token
 from dataclasses import dataclass
 from types import CodeType
-from typing import Any, TypeVar, cast
+from typing import Any, Final, TypeVar, cast
 from weakref import WeakKeyDictionary
 
 from fastmcp import Context
@@ -30,7 +30,7 @@ from openenv.errors import ToolArgumentsError
 from openenv.protocol.schema import problems_of
 
 from .execution import TOOL_LOOP, blocking, cancellable
-from .fastmcp_caches import LOCAL, is_plain_annotation, same_values
+from .fastmcp_caches import LOCAL, SharedByCode, is_plain_annotation, same_values
 from .source import ToolEvents, ToolOutcome
 
 T = TypeVar("T")
@@ -111,14 +111,10 @@ class PreparedTool:
         self._returns_text = (
             self.wraps_result
             and tool.output_schema.get("properties") == {"result": {"type": "string"}}
-            and getattr(tool, "serializer", None) is None
+            and vars(tool).get("serializer") is None  # `getattr` of a model's missing field is slow
         )
-        signature = inspect.signature(function)
-        offered = tool.parameters.get("properties", {})
-        injected = [parameter for name, parameter in signature.parameters.items() if name not in offered]
-        self.is_plain = not injected or (len(injected) == 1 and _is_context(function, injected[0]))
-        self._context_name = injected[0].name if injected and self.is_plain else None
-        self._validate = _validator(function, signature, frozenset(offered))
+        self._calling = _calling_of(function, frozenset(tool.parameters.get("properties", {})))
+        self.is_plain = self._calling.is_plain
 
     def functions(self) -> list[Callable[..., Any]]:
         """Return the functions that FastMCP has been given of this tool."""
@@ -132,7 +128,7 @@ class PreparedTool:
             ToolArgumentsError: They do not fit the tool's schema.
         """
         try:
-            return self._validate(dict(arguments))
+            return self._calling.validate(dict(arguments))
         except ValidationError as exc:
             raise ToolArgumentsError(self.name, f"Invalid arguments: {problems_of(exc)}") from exc
 
@@ -162,8 +158,8 @@ class PreparedTool:
 
     def _begin(self, arguments: Arguments, context: Context) -> Any:
         args, kwargs = arguments
-        if self._context_name is not None:
-            kwargs = {**kwargs, self._context_name: context}
+        if self._calling.context_name is not None:
+            kwargs = {**kwargs, self._calling.context_name: context}
         return self._call(*args, **kwargs)
 
     def convert(self, value: Any) -> ToolOutcome:
@@ -225,6 +221,32 @@ def _check_sendable(value: Any, content: list[Any]) -> None:
 
 
 @dataclass(frozen=True, slots=True)
+class _Calling:
+    """How to call a function directly: whether that is possible, with which arguments, and where its context goes."""
+
+    is_plain: bool
+    context_name: str | None
+    validate: Validator
+
+
+# Environments define their tools in the constructor, so each session has new functions with the same code. To inspect
+# one costs more than a call.
+_CALLINGS: Final[SharedByCode[_Calling]] = SharedByCode()
+
+
+def _calling_of(fn: Callable[..., Any], offered: frozenset[str]) -> _Calling:
+    calling = _CALLINGS.find(fn, offered)
+    if calling is None:
+        signature = inspect.signature(fn)
+        injected = [parameter for name, parameter in signature.parameters.items() if name not in offered]
+        is_plain = not injected or (len(injected) == 1 and _is_context(fn, injected[0]))
+        context_name = injected[0].name if injected and is_plain else None
+        calling = _Calling(is_plain, context_name, _validator(fn, signature, offered))
+        _CALLINGS.keep(fn, calling, offered)
+    return calling
+
+
+@dataclass(frozen=True, slots=True)
 class _Built:
     """A validator and the signature it was built from."""
 
@@ -233,8 +255,8 @@ class _Built:
     validate: Validator
 
 
-# Environments define their tools in the constructor, so each session has new functions with the same code. Building a
-# validator costs far more than a call: it is kept per code object and shared by all of them.
+# Building a validator takes longer than all the rest, so functions that `SharedByCode` refuses share theirs as well: it
+# is kept per code object, for the types that the annotations mean.
 _VALIDATORS: WeakKeyDictionary[CodeType, list[_Built]] = WeakKeyDictionary()
 
 

@@ -105,6 +105,11 @@ class ToolSource(ABC):
         """Free the tools' resources after the environment is closed."""
         return
 
+    @property
+    def closes_at_once(self) -> bool:
+        """Whether `close` waits for nothing."""
+        return False
+
     @abstractmethod
     async def ask_server(self, work: Callable[[Any], Awaitable[Any]]) -> Any:
         """Run a coroutine with FastMCP's client of the server behind the tools."""

@@ -172,6 +172,11 @@ class ToolRegistry(ToolSource):
         functions += [function for tool in tools for function in tool.functions()]
         forget_functions(functions, with_wrappers=self._was_called_by_server)
 
+    @property
+    def closes_at_once(self) -> bool:
+        """Whether no call has opened the connection to the server."""
+        return not self._connection.is_in_use
+
     # -- inside ---------------------------------------------------------------------------------------------------
 
     def _find(self, name: str) -> PreparedTool | None:

@@ -160,9 +160,13 @@ def _call(env: Any, function: Callable[[Any], Any]) -> Any:
 
 
 def closes_at_once(env: Any) -> bool:
-    """Whether an environment has nothing to do in `close`, so that it cannot hang there."""
-    overrides = getattr(type(env), "close", Environment.close) is not Environment.close
-    return not overrides and "mcp_server" not in getattr(env, "__dict__", ())
+    """Whether `close` cannot hang: the environment has nothing to close, or only tools that no client is open for."""
+    close = getattr(type(env), "close", Environment.close)
+    attributes = getattr(env, "__dict__", {})
+    if getattr(close, "closes_tools", False):
+        tools = attributes.get("tools")
+        return isinstance(tools, ToolSource) and tools.closes_at_once
+    return close is Environment.close and "mcp_server" not in attributes
 
 
 def _never(env: Any, _: Any) -> Any:
