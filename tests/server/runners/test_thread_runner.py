@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from openenv.server.runners import InlineRunner, Lane, ThreadRunner, make_runner
-from openenv.server.runners.dispatcher import FAST_S, PROOF, SLOW_S, CallProfile
+from openenv.server.runners.dispatcher import FAST_S, PROOF, SLOW_S, CallProfile, WorkerThread
 from openenv.server.runners.thread import _BLOCKED_S, PARKED, QUICK_SPREAD, SPREAD, ThreadLane
 from slow_steps import take
 from waiting import wait_until
@@ -285,6 +285,17 @@ def test_a_slow_call_does_not_hold_up_a_session_on_another_thread(runner: Thread
     finally:
         release.set()
         blocked.wait()
+
+
+def test_a_call_that_submits_the_next_one_does_not_wake_its_thread(runner: ThreadRunner) -> None:
+    lane, wakes = runner.lane(), list[int]()
+    worker = lane.host
+    assert isinstance(worker, WorkerThread)
+    following = Work(lambda: wakes.append(worker._wakes.qsize()))
+    first = Work(lambda: lane.submit(following))
+    lane.submit(first)
+    assert following.wait() is first.wait()
+    assert wakes == [0]
 
 
 def test_a_call_that_breaks_its_promise_not_to_raise_does_not_end_the_thread(runner: ThreadRunner) -> None:

@@ -234,7 +234,11 @@ class WorkerThread:
 
     def submit(self, call: LaneCall, dispatcher: Dispatcher | None = None) -> None:
         """Queue a call, at the end of the loop's pass if its dispatcher is given."""
-        if dispatcher is None or not dispatcher.hand_out(self, call):
+        if dispatcher is not None and dispatcher.hand_out(self, call):
+            return
+        if threading.get_ident() == self.thread.ident:  # a running call submits the next one, which needs no wake-up
+            self.calls.append(call)
+        else:
             self.put((call,))
 
     def put(self, calls: Iterable[LaneCall], turn: ThreadTurn | None = None) -> None:
