@@ -40,8 +40,10 @@ class OpenCodeConfig(BaseModel):
     proxy_max_tokens_cap: int | None = Field(default=16_384, description="The most tokens of one completion")
     proxy_top_logprobs: int = Field(default=5, description="Alternatives recorded for each token")
     proxy_disable_thinking: bool = Field(default=False, description="Whether the model is asked not to think")
-    proxy_sampling: dict[str, Any] = Field(
-        default_factory=dict, description="How answers are sampled, such as a temperature; the agent does not decide it"
+    proxy_sampling: dict[str, Any] | None = Field(
+        default=None,
+        description="How answers are sampled, completed by the values of `Sampling()`; the agent does not decide it. "
+        "`{}` leaves all parameters to the endpoint, and such answers are excluded from training",
     )
 
     def provider_npm_package(self) -> str:

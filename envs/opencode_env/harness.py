@@ -27,7 +27,7 @@ from opencode_env.opencode_runtime import proxy_log_path as proxy_log_path
 from opencode_env.opencode_runtime import proxy_trace_path as proxy_trace_path
 from opencode_env.sandbox import inside_proxy, interception
 from opencode_env.sandbox.base import BgJob, ExecResult, SandboxBackend, SandboxHandle
-from opencode_env.sandbox.host_proxy import HostProxy
+from opencode_env.sandbox.host_proxy import HostProxy, model_of
 from opencode_env.task import OpenCodeTask
 from openenv.errors import SandboxUnsupported
 from openenv.protocol.tool_messages import Tool
@@ -40,7 +40,6 @@ from openenv.rollout.run.agent_sessions import (
     ToolResult,
     VerifyResult,
 )
-from openenv.rollout.tasks.model_parameters import check_trainer_parameters
 from openenv.sandboxes.base import HOME, Sandbox, Sandboxes, SandboxSpec
 from openenv.settings import cache_dir
 
@@ -226,7 +225,7 @@ class OpenCodeSessionFactory(ResourceSessionFactory[OpenCodeSession]):
         proxy_port: Where the proxy answers in the sandbox.
         cache: Where OpenCode is kept for sandboxes that mount it; by default the user's cache folder.
         sleep: Waits between tries.
-        sampling: How answers are sampled, by the endpoint's names; counts for more than the configuration's
+        sampling: How answers are sampled, by the endpoint's names; overrides parameters of the configuration's
             `proxy_sampling`. The agent does not decide it.
 
     Raises:
@@ -250,9 +249,10 @@ class OpenCodeSessionFactory(ResourceSessionFactory[OpenCodeSession]):
     ) -> None:
         if mode not in MODES:
             raise ValueError(f"unknown mode {mode!r}: choose one of {', '.join(MODES)}")
-        self.sampling = {**config.proxy_sampling, **(sampling or {})}
-        """How answers are sampled."""
-        check_trainer_parameters(None, self.sampling, ())
+        given = config.proxy_sampling if sampling is None else {**(config.proxy_sampling or {}), **sampling}
+        self._needs_proxy = bool(given)
+        self.sampling = dict(model_of(config.model_copy(update={"proxy_sampling": given})).sampling)
+        """How answers are sampled: all parameters of the distribution."""
         self._config = config.model_copy(update={"proxy_sampling": self.sampling})
         self._backend = sandbox_backend
         self._mode = mode
@@ -412,7 +412,7 @@ class OpenCodeSessionFactory(ResourceSessionFactory[OpenCodeSession]):
             except SandboxUnsupported:
                 logger.info("sandbox %s cannot reach its host; the proxy runs inside", sandbox.sandbox_id)
         if self._mode == "black_box":
-            if self.sampling:
+            if self._needs_proxy:
                 raise RuntimeError("nothing enforces the sampling of a black box here: use mode='transparent_proxy'")
             return None
         job, url, trace_path = self._start_proxy(sandbox)

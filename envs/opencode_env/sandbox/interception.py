@@ -109,8 +109,12 @@ def rewrite_request(body: dict[str, Any], config: ProxyConfig) -> dict[str, Any]
 
 
 def without_refused(body: dict[str, Any], refusal: str) -> dict[str, Any] | None:
-    """Return a request without the first of our own parameters that the model's refusal names, or None."""
-    for name in _OWN_PARAMETERS:
+    """Return a request without the first parameter that the model's refusal names, or None.
+
+    It must be our own, or a sampling parameter without effect.
+    """
+    neutral = (name for name in parameters.NEUTRAL_SAMPLING if name in body and parameters.is_neutral(name, body[name]))
+    for name in (*_OWN_PARAMETERS, *neutral):
         if name in body and name in refusal:
             made = dict(body)
             del made[name]

@@ -21,6 +21,7 @@ from openenv.core.harness import (
     VerifyResult,
 )
 from openenv.core.harness.capture.upstream import training_sampling
+from openenv.rollout import Sampling
 from openenv.sandboxes import LocalSandboxes
 from openenv.testing import HangFailure, Script, ScriptedModel, Turn
 from openenv.testing.scripted.agent_scripts import run_command, write_file
@@ -256,6 +257,7 @@ def test_a_sandbox_that_cannot_reach_its_host_gets_the_proxy_inside(narrow: Any,
         assert_exact(records, model)
         assert_exact(trained_on(session), model)
         assert all(record["request"]["model"] == model.name for record in records)
+        assert all(record["request"].items() >= Sampling().parameters().items() for record in records)
         assert KEY not in agents_files(narrow.home)
         assert not any(KEY in line for line in narrow.log)
         written = json.loads((narrow.home / ".config/opencode/opencode.json").read_text())
@@ -344,6 +346,12 @@ def test_a_black_box_says_how_it_can_be_trained_on(folder_backend: Any) -> None:
         session.fetch_training_trace()
 
 
+def test_an_answer_has_complete_sampling_unless_it_is_left_to_the_endpoint(folder_backend: Any) -> None:
+    config = OpenCodeConfig(base_url="http://host")
+    assert OpenCodeSessionFactory(config=config, sandbox_backend=folder_backend).sampling == Sampling().parameters()
+    assert OpenCodeSessionFactory(config=config, sandbox_backend=folder_backend, sampling={}).sampling == {}
+
+
 def test_sampling_that_nothing_would_enforce_is_refused(folder_backend: Any) -> None:
     config = OpenCodeConfig(base_url="http://host", sandbox_home=str(folder_backend.home), proxy_sampling={"seed": 1})
     program = folder_backend.home / ".opencode" / "bin" / "opencode"
@@ -351,7 +359,7 @@ def test_sampling_that_nothing_would_enforce_is_refused(folder_backend: Any) -> 
     program.write_text("#!/bin/sh\n")
     program.chmod(0o755)
     factory = OpenCodeSessionFactory(config=config, sandbox_backend=folder_backend, sampling={"temperature": 1.0})
-    assert factory.sampling == {"seed": 1, "temperature": 1.0}
+    assert factory.sampling == {**Sampling().parameters(), "seed": 1}
     with pytest.raises(RuntimeError, match="transparent_proxy"):
         factory.create("x")
     with pytest.raises(ValueError, match="'n' cannot be set"):

@@ -151,6 +151,12 @@ def test_only_what_the_proxy_added_is_left_out_when_it_is_refused() -> None:
     assert without_refused({"messages": []}, "messages must not be empty") is None
 
 
+def test_sampling_without_effect_is_left_out_when_it_is_refused() -> None:
+    body = {"messages": [], "min_p": 0.0, "top_k": 20}
+    assert without_refused(body, "Extra inputs are not permitted: min_p") == {"messages": [], "top_k": 20}
+    assert without_refused(body, "Extra inputs are not permitted: top_k") is None
+
+
 # -- replies --------------------------------------------------------------------------------------------------------
 
 
