@@ -170,12 +170,18 @@ def _lazy(facade: Facade) -> list[str]:
 
 
 def _command(facade: Facade) -> list[str]:
-    sources = ", ".join(f'"{each.name}": "{each.source}"' for each in facade.exports)
+    listed, unlisted = (
+        ", ".join(
+            f'"{each.name}": "{each.source}"' for each in facade.exports if (each.name in facade.listed) is is_listed
+        )
+        for is_listed in (True, False)
+    )
+    others = f", unlisted={{{unlisted}}}" if unlisted else ""
     app = f', app="{facade.options["command"]}"' if facade.options["command"] else ""
     return [
         "from openenv.cli.published import command_exports",
         "",
-        f"__getattr__, __dir__, __all__ = command_exports(__name__, {{{sources}}}{app})",
+        f"__getattr__, __dir__, __all__ = command_exports(__name__, {{{listed}}}{app}{others})",
     ]
 
 

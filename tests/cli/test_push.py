@@ -31,6 +31,7 @@ def hub(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[HubDouble]:
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_DISABLE_XET", True)
     with HubDouble() as double:
         monkeypatch.setattr("huggingface_hub.constants.ENDPOINT", double.url)
+        monkeypatch.setattr("huggingface_hub.hf_api.api.endpoint", double.url)  # of `huggingface_hub.whoami`
         yield double
 
 
@@ -149,7 +150,7 @@ def test_a_space_that_exists_is_updated_and_made_private_before_the_upload(maze:
     assert len(space.commits) == 1
     space_url = f"/api/spaces/{USER}/maze_env"
     assert hub.requests.index(f"PUT {space_url}/settings") < hub.requests.index(f"POST {space_url}/preupload/main")
-    assert "POST /api/repos/create" not in hub.requests
+    assert list(hub.repositories) == [f"{USER}/maze_env"]
 
 
 def test_a_pull_request_changes_no_settings(maze: Path, hub: HubDouble) -> None:
@@ -188,7 +189,7 @@ def test_a_space_without_page(maze: Path, hub: HubDouble) -> None:
 @pytest.mark.parametrize(
     ("failure", "arguments", "fragments"),
     [
-        ({"GET .*whoami-v2": (401, "Invalid credentials")}, (), ["Failed to log in", "hf auth login"]),
+        ({"GET .*whoami-v2": (401, "Invalid credentials")}, (), ["Authentication failed", "hf auth login"]),
         ({"GET .*whoami-v2": (429, "slow down")}, (), ["too many requests"]),
         ({"POST .*create": (403, "no rights")}, (), ["Failed to create the Space", "write access", "no rights"]),
         ({"POST .*create": (402, "PRO needed")}, (), ["payment", "PRO needed"]),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import typer
 
 from .command import OldName, failure, name_values, printable, secret_values
+from .commands import fork as published
 
 
 def fork(
@@ -61,7 +62,7 @@ def fork(
     )
     try:
         typer.echo(f"Copying {source}", err=True)
-        page = Spaces().fork(source, repo_id, settings)
+        page = Spaces(published).fork(source, repo_id, settings)
     # For example no login, or no permission in the namespace. The text may come from the Hub, so it is escaped.
     except HubError as error:
         raise failure(printable(error)) from error

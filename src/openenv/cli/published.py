@@ -16,7 +16,7 @@ from .command import HelpCommand
 
 
 def command_exports(
-    module_name: str, sources: Mapping[str, str], *, app: str | None = None
+    module_name: str, sources: Mapping[str, str], *, app: str | None = None, unlisted: Mapping[str, str] | None = None
 ) -> tuple[Callable[[str], Any], Callable[[], list[str]], list[str]]:
     """Build `__getattr__`, `__dir__` and `__all__` for a module of `openenv.cli.commands`.
 
@@ -26,17 +26,19 @@ def command_exports(
         module_name: The `__name__` of the module.
         sources: Name of the command to the module that defines it.
         app: The command or group that `app` runs; None if the published module has no `app`.
+        unlisted: Names of other packages that the command uses from here, where existing tests patch them.
     """
     # Each module ends with:
     #
     #   __getattr__, __dir__, __all__ = command_exports(__name__, {"build": "openenv.cli.build"}, app="build")
     names = [*sources, *(["app"] if app is not None else [])]
+    modules = {**sources, **(unlisted or {})}
 
     def __getattr__(name: str) -> Any:
-        if name not in names:
+        definition = app if name == "app" and app is not None else name
+        if definition not in modules:
             raise AttributeError(f"module {module_name!r} has no attribute {name!r}")
-        command = app if name == "app" and app is not None else name
-        value = getattr(import_module(sources[command]), command)
+        value = getattr(import_module(modules[definition]), definition)
         if name == "app" and not isinstance(value, typer.Typer):  # a group is a Typer already
             value = _command_line(value)
         # The next access finds the attribute itself and does not call `__getattr__` again.

@@ -12,6 +12,7 @@ import typer
 
 from .build import StagingError, build_image, container_engine, run_engine, staged
 from .command import failure, name_values, printable, secret_values, tidy_on_sigterm
+from .commands import push as published
 from .options import Panel, flags_class, options_of
 
 if TYPE_CHECKING:
@@ -162,7 +163,7 @@ def _push_space(package: SpacePackage, flags: PushFlags, page: bool | None) -> N
     # Order: read the patterns, log in, copy, upload. A mistake on this machine is reported before the Hub is asked.
     try:
         ignore = _ignore_lines(package.folder, options.exclude)
-        spaces = Spaces()
+        spaces = Spaces(published)
         target = spaces.full_id(options.repo_id or _name_on_hub(package.name))
         typer.echo(f"Logged in as {spaces.username}; copying {package.name}", err=True)
         with staged_space(package, ignore=ignore, base_image=flags.base_image, interface=page) as folder:

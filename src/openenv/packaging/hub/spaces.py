@@ -1,22 +1,24 @@
 """Spaces of the Hugging Face Hub through `huggingface_hub` (extra `hub`): make, upload, configure, copy.
 
 The library is imported by the first `Spaces`. Every failure is a `HubError` that names the remedy.
+
+`openenv push` and `openenv fork` use `HfApi`, `whoami` and `login` through their published modules, such as
+`openenv.cli.commands.push`, because existing tests patch these names there.
 """
 
 from __future__ import annotations
 
 import contextlib
 import re
+import sys
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from importlib import import_module
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from types import ModuleType
+from typing import Any
 
 from openenv.errors import OpenEnvError, install_command
-
-if TYPE_CHECKING:
-    from huggingface_hub import HfApi
 
 # Free; the Hub's default for new Spaces as well.
 DEFAULT_HARDWARE = "cpu-basic"
@@ -54,28 +56,35 @@ class Spaces:
     """The Spaces that the user of a token may write.
 
     Args:
-        token: By default `HF_TOKEN`, or what `hf auth login` stored.
+        hub: Has `HfApi`, `whoami` and `login`; by default `huggingface_hub`.
 
     Raises:
         HubError: `huggingface_hub` is not installed.
     """
 
-    def __init__(self, token: str | None = None) -> None:
+    def __init__(self, hub: ModuleType | None = None) -> None:
         try:
             self._errors: Any = import_module("huggingface_hub.errors")
-            from huggingface_hub import HfApi
         except ImportError as error:
             raise HubError(f"the Hub needs huggingface_hub ({error}): {install_command('hub')}") from error
-        self._api: HfApi = HfApi(token=token, library_name="openenv")
+        self._hub = hub or import_module("huggingface_hub")
+        self._api: Any = self._hub.HfApi(library_name="openenv")
         self._username: str | None = None
 
     @property
     def username(self) -> str:
-        """The user of the token."""
+        """The user of the token: `HF_TOKEN`, or the one that `hf auth login` stored. A terminal without one logs in."""
         # Asked once: every request counts against the rate limit.
         if self._username is None:
-            with self._failures("Failed to log in"):
-                self._username = str(self._api.whoami()["name"])
+            with self._failures("Authentication failed"):
+                try:
+                    user = self._hub.whoami()
+                except self._errors.LocalTokenNotFoundError:
+                    if not sys.stdin.isatty():  # `login` would wait for a browser
+                        raise
+                    self._hub.login()
+                    user = self._hub.whoami()
+                self._username = _username(user)
         return self._username
 
     def full_id(self, repo_id: str) -> str:
@@ -100,10 +109,10 @@ class Spaces:
         self._prepare(repo_id, settings)
         for name, value in settings.variables.items():
             with self._failures(f"Failed to set variable {name}", settings.secrets):
-                self._api.add_space_variable(repo_id, name, value)
+                self._api.add_space_variable(repo_id=repo_id, key=name, value=value)
         for name, value in settings.secrets.items():
             with self._failures(f"Failed to set secret {name}", settings.secrets):
-                self._api.add_space_secret(repo_id, name, value)
+                self._api.add_space_secret(repo_id=repo_id, key=name, value=value)
         self._upload(repo_id, upload)
         return self.url(repo_id)
 
@@ -113,8 +122,9 @@ class Spaces:
         Raises:
             HubError: The Hub refused.
         """
+        repo_id = self.full_id(repo_id)
         with self._failures(f"Failed to delete {repo_id}"):
-            self._api.delete_repo(self.full_id(repo_id), repo_type="space", missing_ok=True)
+            self._api.delete_repo(repo_id, repo_type="space", missing_ok=True)
 
     def open_pull_request(self, repo_id: str, upload: Upload) -> str | None:
         """Upload files as a pull request to a Space that exists; return its address, or None if no file differs.
@@ -133,51 +143,45 @@ class Spaces:
         Raises:
             HubError: The source does not exist, the target does, or the Hub refused.
         """
-        hardware: Any = settings.hardware or DEFAULT_HARDWARE  # the Hub wants one named for every copy
         target = self.full_id(target or source.partition("/")[2])
+        options = {
+            "hardware": settings.hardware or DEFAULT_HARDWARE,  # the Hub wants one named for every copy
+            "variables": _pairs(settings.variables),
+            "secrets": _pairs(settings.secrets),
+        }
+        # None keeps the privacy of the source.
+        copy = {"from_id": source, "to_id": target, "private": settings.private or None}
         with self._failures(f"Failed to copy {source} to {target}", settings.secrets):
-            copy = self._api.duplicate_repo(
-                source,
-                target,
-                repo_type="space",
-                # None keeps the privacy of the source.
-                private=settings.private or None,
-                space_hardware=hardware,
-                space_variables=_pairs(settings.variables),
-                space_secrets=_pairs(settings.secrets),
-            )
-        return self.url(copy.repo_id)
+            if hasattr(self._api, "duplicate_space"):  # huggingface_hub below 2
+                self._api.duplicate_space(**copy, **options)
+            else:
+                named = {f"space_{name}": value for name, value in options.items()}
+                self._api.duplicate_repo(**copy, repo_type="space", **named)
+        return self.url(target)
 
     def _prepare(self, repo_id: str, settings: SpaceSettings) -> None:
         """Make the Space; one that exists gets the hardware and the privacy that are asked for."""
-        hardware: Any = settings.hardware  # the library's enumeration consists of texts
-        space = self._find(repo_id)
-        if space is None:
-            with self._failures(f"Failed to create the Space {repo_id}"):
-                self._api.create_repo(
-                    repo_id=repo_id,
-                    repo_type="space",
-                    space_sdk="docker",
-                    private=settings.private or None,  # None: the organization's default
-                    space_hardware=hardware,
-                    exist_ok=True,
-                )
+        hardware = settings.hardware
+        with self._failures(f"Failed to create the Space {repo_id}"):
+            self._api.create_repo(
+                repo_id=repo_id,
+                repo_type="space",
+                space_sdk="docker",
+                private=settings.private or None,  # None: the organization's default
+                exist_ok=True,
+                **({} if hardware is None else {"space_hardware": hardware}),
+            )
+        if hardware is None and not settings.private:
             return
+        with self._failures(f"Failed to look at {repo_id}"):
+            space = self._api.space_info(repo_id)
         # Never make a private Space public here: that is a decision for the Hub's page.
         if settings.private and not space.private:
             with self._failures(f"Failed to make {repo_id} private"):
                 self._api.update_repo_settings(repo_id, repo_type="space", private=True)
-        if hardware is not None:
+        if hardware not in (None, getattr(space.runtime, "requested_hardware", None)):
             with self._failures(f"Failed to request the hardware {hardware} for {repo_id}"):
                 self._api.request_space_hardware(repo_id, hardware)
-
-    def _find(self, repo_id: str) -> Any:
-        with self._failures(f"Failed to look at {repo_id}"):
-            try:
-                return self._api.space_info(repo_id)
-            # Private Spaces of others look the same as missing ones.
-            except self._errors.RepositoryNotFoundError:
-                return None
 
     def _upload(self, repo_id: str, upload: Upload, *, create_pr: bool = False) -> Any:
         with self._failures(f"Failed to upload to {repo_id}"):
@@ -194,10 +198,10 @@ class Spaces:
     @contextlib.contextmanager
     def _failures(self, failed: str, secrets: Mapping[str, str] | None = None) -> Iterator[None]:
         """Raise an error of the Hub, the connection or the library as a `HubError` without secrets."""
-        # The library was built with httpx or httpx2; either has an HTTPError.
+        # The boundary of a request. The library's errors depend on its version: httpx or httpx2, Xet, or the login.
         try:
             yield
-        except (self._errors.HTTPError, OSError, ValueError) as error:
+        except Exception as error:
             text = f"{failed}: {self._reason(error)}"
             # The Hub may repeat the request in its message, with the value of a secret.
             for value in (secrets or {}).values():
@@ -225,6 +229,15 @@ _ADVICE = {
     429: "too many requests: the Hub limits them. Try again in a few minutes. ",
 }
 _SERVER_FAILED = "the Hub itself failed. Try again later. "
+
+
+def _username(user: Any) -> str:
+    """Return the name in an answer of `whoami`: a mapping, or an object with attributes."""
+    fields = user if isinstance(user, Mapping) else vars(user)
+    name = fields.get("name") or fields.get("username")
+    if not name:
+        raise ValueError("could not extract the username from the answer of whoami")
+    return str(name)
 
 
 def _said(error: Any, status: int) -> str:
