@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import threading
@@ -18,7 +19,7 @@ from openenv.rollout.capture.records import FILE, Recorder, read_entries
 from openenv.rollout.run import recorded_files
 from openenv.rollout.run.recorded_files import NotRestorable, RecordedFiles
 from openenv.rollout.store.archives import Archive
-from openenv.sandboxes.base import Sandbox, Sandboxes
+from openenv.sandboxes import DockerSandboxes, Sandbox, Sandboxes
 from openenv.testing import Script, ScriptedModel, Turn
 
 TASK = Task(
@@ -75,9 +76,9 @@ def working(local: Sandboxes, tmp_path: Path) -> Iterator[Callable[..., Work]]:
     models: list[ScriptedModel] = []
     with RolloutStore(tmp_path) as store:
 
-        def make(lines: Sequence[str] = LINES, **options: Any) -> Work:
+        def make(lines: Sequence[str] = LINES, sandbox: Sandboxes = local, **options: Any) -> Work:
             models.append(ScriptedModel(script_of(lines, **options)))
-            return Work(store, models[-1].__enter__(), local)
+            return Work(store, models[-1].__enter__(), sandbox)
 
         yield make
         for model in models:
@@ -101,6 +102,24 @@ def test_branches_start_from_the_files_of_their_parent(working: Callable[..., Wo
         assert tree == expected
         assert branch.setup_results == parent.setup_results
     assert len(work.model.played()) == 6 + 5 + 3 + 2 + 0
+
+
+@pytest.mark.slow
+def test_branches_in_containers_start_from_the_files_of_their_parent(
+    working: Callable[..., Work], docker_engines: Any
+) -> None:
+    with contextlib.ExitStack() as stack:
+        try:
+            host = stack.enter_context(docker_engines.docker_engine())
+        except docker_engines.EngineUnavailable as error:
+            pytest.skip(str(error))
+        work = working(LINES[:2], DockerSandboxes("host", engine="docker", host=host))
+        task = Task(instruction="Work.", files={"base.txt": "base", "gone.txt": "gone"}, verify=("test -L deep/link",))
+        parent = work.parent(task)
+        [branch] = work.branch(parent.rollout_id, 2)
+        assert (branch.status, branch.reward, branch.metadata.get("restored_call")) == ("ok", 1.0, 3), branch.metadata
+        assert work.tree(branch) == work.tree(parent)
+        assert len(work.model.played()) == 3 + 1
 
 
 def test_a_branch_without_recorded_files_repeats_the_work_and_says_why(working: Callable[..., Work]) -> None:

@@ -60,6 +60,23 @@ def test_docker_keeps_the_contract(check: ContractCheck, bench: CheckBench) -> N
         bench.tidy()
 
 
+def test_the_files_and_processes_of_a_container_are_visible_from_outside(docker: DockerSandboxes) -> None:
+    with docker.open() as box:
+        box.write_text("one.txt", "1")
+        root = box.open_root()
+        try:
+            file = os.open("home/user/workdir/one.txt", os.O_RDONLY, dir_fd=root)
+            with os.fdopen(file) as opened:
+                assert opened.read() == "1"
+            processes = os.open("proc", os.O_RDONLY, dir_fd=root)
+            wait_until(lambda: sum(name.isdigit() for name in os.listdir(processes)) == box.own_processes)
+            os.close(processes)
+        finally:
+            os.close(root)
+    with pytest.raises(SandboxGone):
+        box.open_root()
+
+
 def test_a_container_has_no_network_no_rights_and_every_limit(docker: DockerSandboxes, engine: ContainerCli) -> None:
     with docker.open(SandboxSpec(limits=Limits(memory_mb=300, pids=77, cpus=0.5, disk_mb=100))) as box:
         container = json.loads(engine.output("inspect", box.sandbox_id))[0]

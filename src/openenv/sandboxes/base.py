@@ -322,6 +322,8 @@ class Sandbox(ABC):
     home: str
     from_snapshot: SandboxSnapshot | None = None
     """The snapshot that it was opened from."""
+    own_processes: int = 1
+    """The number of processes inside that are the sandbox's own, and run all the time."""
 
     @property
     def workdir(self) -> str:

@@ -353,6 +353,7 @@ def copy_from_image(engine: ContainerCli, image: str, path: str, target: Path, *
 class DockerSandbox(ShellSandbox):
     """One container."""
 
+    own_processes = 2  # the shell and the `sleep` of `_HOLD`
     oom_counters = ("/sys/fs/cgroup/memory.events", "/sys/fs/cgroup/memory/memory.oom_control")
 
     def __init__(

@@ -105,7 +105,7 @@ class FileRecorder:
         base = None if restored is None else {"rollout_id": restored.rollout_id, "call": restored.call}
         try:
             with self._root() as root:
-                self._require_rest(root, most=1)
+                self._require_rest(root, most=self._sandbox.own_processes)
                 self._looked_at_ns = time.time_ns()
                 # /tmp and /dev/shm are empty in a restored sandbox, so everything in them is a change.
                 self._seen = _look(root, self._places if restored is not None else self._places[: -len(_OUTER)])
@@ -117,7 +117,7 @@ class FileRecorder:
 
     def expect_no_processes(self) -> None:
         """Expect no process between two commands, because the agent's loop runs outside."""
-        self._most_processes = 1
+        self._most_processes = self._sandbox.own_processes
 
     def before_call(self) -> None:
         """Record the changes since the last time; called while the agent waits for a model call to begin."""
