@@ -17,11 +17,12 @@ import pytest
 
 from harbor_folders import BASE_IMAGE, import_base, write_task
 from openenv import settings
-from openenv.errors import AgentUnavailable, SandboxUnavailable, TaskRefused
+from openenv.errors import AgentUnavailable, SandboxUnavailable, SandboxUnsupported, TaskRefused
 from openenv.rollout import Model, RolloutStore, Task, load_tasks, reverify, run_many, run_rollout
 from openenv.rollout.agents.builtin import Shell
 from openenv.rollout.agents.opencode import OpenCode
 from openenv.sandboxes import DockerSandboxes, SandboxSpec
+from openenv.sandboxes.fixed_clock import fix_clock
 from openenv.testing.scripted import Script, ScriptedCall, ScriptedModel, Turn
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
@@ -147,6 +148,12 @@ def test_checks_are_validated_once_per_image(docker: DockerSandboxes, task: Task
     with pytest.raises(TaskRefused, match="The solution of task"):
         run_rollout(task.model_copy(update={"solution": ("exit 5",)}), agent=agent, **options)
     assert docker.leftovers() == []
+
+
+def test_the_clock_of_static_programs_cannot_be_fixed(docker: DockerSandboxes) -> None:
+    with docker.open(SandboxSpec(image=BASE_IMAGE)) as box:
+        with pytest.raises(SandboxUnsupported, match="needs dynamically linked programs"):
+            fix_clock(box, 0)
 
 
 def test_only_the_setup_has_a_network(docker: DockerSandboxes) -> None:

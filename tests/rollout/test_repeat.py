@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import platform
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -10,7 +11,8 @@ from typing import Any
 import pytest
 
 from asking_agent import AskingAgent
-from openenv.rollout import Model, Outcome, RolloutStore, Sampling, Task, run_many
+from openenv.rollout import EngineOptions, Model, Outcome, RolloutStore, Sampling, Task, run_many, run_rollout
+from openenv.rollout.agents import Shell
 from openenv.rollout.capture.normalise import RequestDigests, normalised
 from openenv.rollout.capture.records import read
 from openenv.rollout.store.comparison import compare_rollouts, compare_stores, steps
@@ -66,6 +68,32 @@ def test_a_run_without_a_seed_sends_none(local: Sandboxes, model: Model, tmp_pat
         for outcome in run(store, model, local):
             assert all("seed" not in call.sent for call in read(store.captures / outcome.rollout_id).calls)
             assert "sample" not in outcome.metadata
+
+
+@pytest.mark.skipif(platform.machine() != "x86_64", reason="the clock is fixed for programs of x86-64 only")
+def test_a_fixed_clock_is_that_of_all_commands(local: Sandboxes) -> None:
+    waits = """python3 -c "
+import asyncio, threading, time
+began = time.monotonic()
+time.sleep(0.05); threading.Event().wait(0.05); asyncio.run(asyncio.sleep(0.05))
+assert time.monotonic() - began > 0.14
+print(time.time(), time.time_ns())" > python.txt"""
+    node = "command -v node > /dev/null || exit 0; node -p 'Date.now()' > node.txt"
+    lines = ["date -u +%FT%T.%N > date.txt; timeout 0.1 sleep 60 || sleep 0.1", waits, node]
+    task = Task(instruction="What time is it?", verify=("test $(date +%Y) != 2001",))
+    outcome = run_rollout(task, agent=Shell(lines), sandbox=local, clock="2001-02-03 04:05:06")
+    assert (outcome.status, outcome.reward) == ("ok", 1.0), outcome.reason
+    files = {path.rpartition("/")[2]: text.strip() for path, text in outcome.files.items()}
+    assert files["date.txt"] == "2001-02-03T04:05:06.000000000"
+    assert files["python.txt"] == "981173106.0 981173106000000000"
+    assert files.get("node.txt", "981173106000") == "981173106000"
+    assert set(files) <= {"date.txt", "python.txt", "node.txt"}
+
+
+def test_a_clock_is_a_time() -> None:
+    assert EngineOptions(clock="2026-01-01T13:00:00+01:00").clock is not None
+    with pytest.raises(ValueError, match="clock must be a time"):
+        EngineOptions(clock="noon")
 
 
 def test_two_seeds_are_refused(local: Sandboxes, model: Model, tmp_path: Path) -> None:

@@ -71,6 +71,12 @@ class RunFlags:
         int | None,
         typer.Option(metavar="N", help="Repeatable: derive the seed of each model call from this number."),
     ] = None
+    clock: Annotated[
+        str | None,
+        typer.Option(
+            metavar="TIME", help="The time that the agent's commands see, such as '2026-01-01 12:00', in UTC."
+        ),
+    ] = None
     record_files: Annotated[
         bool,
         typer.Option(
@@ -129,12 +135,15 @@ def run(flags: RunFlags) -> None:
     from openenv.rollout.agents.base import agent as driver
     from openenv.rollout.capture.endpoint_check import check_endpoint
     from openenv.rollout.run.batch import run_many
+    from openenv.sandboxes.fixed_clock import clock_seconds
 
     # Everything that can be wrong with the command line is found in this block, before the store is created.
     with one_line_failures():
         tasks = [each for _, task in flags.draw.load(flags.tasks) for each in _repeated(task, flags.samples)]
         sandbox = flags.sandbox or ("docker" if any(task.image is not None for task in tasks) else "local")
         endpoint = flags.model.endpoint()
+        if flags.clock is not None:
+            clock_seconds(flags.clock)
         # Agents without a dialect, such as noop and oracle, make no model calls.
         needs_model = driver(flags.agent).dialect is not None
         if endpoint is None and needs_model:
@@ -156,6 +165,7 @@ def run(flags: RunFlags) -> None:
             on=cluster,
             share_setup=not flags.no_share_setup,
             seed=flags.seed,
+            clock=flags.clock,
             record_files=flags.record_files,
             on_progress=print_progress,
             on_outcome=countdown(len(tasks)),

@@ -56,6 +56,7 @@ from openenv.rollout.tasks.model_parameters import derived_seed
 from openenv.rollout.tasks.task import BranchPoint, Budget, Model, Task, Trust, sandbox_spec
 from openenv.rollout.verify.verifier import verify
 from openenv.sandboxes.base import HOME, Sandboxes
+from openenv.sandboxes.fixed_clock import clock_seconds
 from openenv.sandboxes.host import scratch
 
 if TYPE_CHECKING:
@@ -76,7 +77,7 @@ REPEATABLE_ENVS: Mapping[str, str] = {
     "LC_ALL": "C.UTF-8",
 }
 """Environment variables of the agent in a run with a seed: hashes of Python, dates in build results, the time zone, and
-the order of names. The clock itself runs: a sandbox cannot stop it for all programs."""
+the order of names. The clock runs, unless `clock` fixes it."""
 # An ID is the name of a folder in the scratch folder, in the store and among the captured calls.
 _ID = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,127}")
 
@@ -148,6 +149,9 @@ class EngineOptions:
     seed: int | None = None
     """Makes runs repeatable: the seed of each model call is derived from this number, the rollout's group and sample,
     and the number of the call. The agent's commands get `REPEATABLE_ENVS`."""
+    clock: str | None = None
+    """The time that all commands of the agent see, such as `2026-01-01 12:00`, in UTC. For dynamically linked programs
+    on x86-64; times of files are real."""
     record_files: bool = False
     """Record the agent's files before each model call in the store, so that branches can start from them. For agents
     that can skip work (`Agent.can_skip`), in local and Docker sandboxes of this machine."""
@@ -158,6 +162,8 @@ class EngineOptions:
 
     def __post_init__(self) -> None:
         check_is_no_folder(self.store)
+        if self.clock is not None:
+            clock_seconds(self.clock)
 
     def described(self) -> dict[str, Any]:
         """Return the options that `openenv rollouts resume` needs, as JSON values without secrets."""
@@ -180,6 +186,7 @@ class EngineOptions:
             "min_trust": self.min_trust,
             "home": self.home,
             "seed": self.seed,
+            "clock": self.clock,
             "record_files": self.record_files,
         }
 
@@ -205,6 +212,7 @@ class EngineArguments(TypedDict, total=False):
     warm_sandboxes: int
     home: str
     seed: int | None
+    clock: str | None
     record_files: bool
     cache: Path | None
     on_install: Callable[[str], None] | None
@@ -443,6 +451,7 @@ class Engine:
             model_name=options.model.name if options.model is not None else "",
             max_seconds=self._budget.max_seconds,
             agent_envs={} if options.seed is None else dict(REPEATABLE_ENVS),
+            clock=None if options.clock is None else clock_seconds(options.clock),
             options=dict(options.options or {}),
             metadata=dict(metadata or {}),
             verify_truncated=options.verify_truncated,

@@ -106,6 +106,7 @@ from openenv.sandboxes.base import (
     SandboxSpec,
     Stream,
 )
+from openenv.sandboxes.fixed_clock import fix_clock
 
 if TYPE_CHECKING:
     from openenv.rollout.capture.capture_server import Capture, CaptureServer
@@ -482,6 +483,8 @@ class RolloutPlan:
     metadata: dict[str, Any] = field(default_factory=dict)
     agent_envs: dict[str, str] = field(default_factory=dict)
     """More environment variables of the agent's process."""
+    clock: int | None = None
+    """The time that the agent's commands see, in seconds since 1970."""
     verify_truncated: bool = True
     log: Path | None = None
     """The file for the agent's output; by default in `folder`."""
@@ -774,6 +777,8 @@ class RolloutRun:
             skipped=() if plan.restored is None else plan.restored.requests,
         )
         launch = plan.agent.prepare(sandbox, run)
+        if plan.clock is not None:
+            plan.agent_envs.update(fix_clock(sandbox, plan.clock))
         self._cancel.check()
         return launch
 
