@@ -13,6 +13,7 @@ from typer.testing import CliRunner
 from environments import Idle
 from openenv import create_app
 from openenv.cli.__main__ import build
+from openenv.cli.rollouts import rollouts
 from openenv.rollout.store.store import RolloutStore
 from openenv.testing import Script, ScriptedModel, Turn, serve
 from openenv.types import Action, Observation
@@ -72,3 +73,26 @@ def test_without_a_server_it_says_so() -> None:
     result = played("http://127.0.0.1:9", "open")
     assert result.exit_code == 1
     assert "Is the server running?" in result.output
+
+
+def test_a_stored_episode_is_branched(door: str, tmp_path: Path) -> None:
+    played(door, "open", "-n", "1", "--store", str(tmp_path))
+    with RolloutStore(tmp_path) as store:
+        [parent] = store.find()
+
+    def branched(*options: str) -> Any:
+        with ScriptedModel(
+            Script(name="player", turns=[Turn(text="open"), Turn(text="please")], ending="sesame")
+        ) as model:
+            address = model.model()
+            endpoint = ["--llm-url", address["base_url"], "--model", address["name"], "--store", str(tmp_path)]
+            return CliRunner().invoke(rollouts, ["branch", parent.rollout_id[:8], *endpoint, *options])
+
+    result = branched("--at", "1", "-n", "2", "--json")
+    assert result.exit_code == 0, result.output
+    outcomes = json.loads(result.stdout)
+    assert [outcome["start"]["call"] for outcome in outcomes] == [1, 1]
+    assert "1 of 2 continue in forks" in result.stderr
+    assert branched("--at", "1", "-n", "1", "--url", door).exit_code == 0
+    assert "has no answer after call 2; branch at 0 to 1" in branched("--at", "2").output
+    assert branched("--at", "1", "--seed", "3").exit_code == 2

@@ -24,7 +24,7 @@ _EXPORTS = by_module(
         "openenv.rollout.store.rollout_index": "RolloutFilter RolloutRow RolloutStats",
         "openenv.rollout.store.comparison": "compare_rollouts compare_stores",
         "openenv.rollout.store.store": "RolloutStore",
-        "openenv.rollout.tasks.task": "Budget CommandResult Model Sampling Task Trust load_task",
+        "openenv.rollout.tasks.task": "BranchPoint Budget CommandResult Model Sampling Task Trust load_task",
         "openenv.rollout.tasks.task_folders": "load_tasks",
         "openenv.rollout.tasks.task_sets": "TaskSet task_set task_set_names",
     }
@@ -65,6 +65,7 @@ if TYPE_CHECKING:  # the table above, for type checkers; tests/test_typing.py ho
     from openenv.rollout.tasks.checks import case_check as case_check
     from openenv.rollout.tasks.checks import pytest_check as pytest_check
     from openenv.rollout.tasks.checks import python_check as python_check
+    from openenv.rollout.tasks.task import BranchPoint as BranchPoint
     from openenv.rollout.tasks.task import Budget as Budget
     from openenv.rollout.tasks.task import CommandResult as CommandResult
     from openenv.rollout.tasks.task import Model as Model

@@ -18,6 +18,7 @@ _EXPORTS = {
     "Objective": "openenv.train.groups",
     "Player": "openenv.train.self_play",
     "Prompt": "openenv.rollout.agents.dialogue",
+    "ReplayDiverged": "openenv.train.branches",
     "RolloutStream": "openenv.train.tasks",
     "SampleGroup": "openenv.train.groups",
     "ServedSessionFactory": "openenv.train.served_session",
@@ -28,6 +29,7 @@ _EXPORTS = {
     "TrainingBatch": "openenv.train.groups",
     "WeightUpdateFailed": "openenv.errors",
     "advantages": "openenv.train.groups",
+    "branch": "openenv.train.episodes",
     "collate": "openenv.train.groups",
     "engine_of": "openenv.train.weights",
     "evaluate": "openenv.train.evaluation",
@@ -48,7 +50,9 @@ if TYPE_CHECKING:  # the table above, for type checkers; tests/test_typing.py ho
     from openenv.rollout.agents.dialogue import Prompt as Prompt
     from openenv.rollout.agents.dialogue import TextDialogue as TextDialogue
     from openenv.rollout.agents.dialogue import ToolDialogue as ToolDialogue
+    from openenv.train.branches import ReplayDiverged as ReplayDiverged
     from openenv.train.episodes import EpisodeStream as EpisodeStream
+    from openenv.train.episodes import branch as branch
     from openenv.train.episodes import play as play
     from openenv.train.evaluation import Estimate as Estimate
     from openenv.train.evaluation import Evaluation as Evaluation

@@ -7,7 +7,7 @@ A failure of the server or the endpoint is never scored: the episode has no rewa
 
 # One episode (`EpisodeStream._run`), and the status with which it ends:
 #
-#   reset ──> ask the model ──> actions ──> step, one per action ──> ask the model ──> ...
+#   reset ──> ask the model ──> actions ──> step, one per action ──> ask the model ──> ...     (branches: `branches`)
 #     │          │                │            │
 #     │          │                │            ├─ the environment is done      ok
 #     │          │                │            ├─ the environment raised       env_failed
@@ -28,6 +28,7 @@ import tempfile
 import time
 from collections.abc import AsyncIterator, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -39,12 +40,13 @@ from openenv.errors import (
     CaptureError,
     ExecutionError,
     OpenEnvError,
-    RequestValidationError,
+    RolloutError,
     SessionCapacityError,
-    ToolCallError,
+    StoreError,
     message_of,
 )
 from openenv.protocol.json_values import encode, finite_reward, reply_reward
+from openenv.protocol.redaction import redacted
 from openenv.rollout.agents.dialogue import AnswerRefused, Dialogue, Json, Prompt
 from openenv.rollout.agents.served_episode import RewardRule, environment_name, served_dialogue, served_prompt
 from openenv.rollout.capture import Capture, CaptureOptions, CaptureServer, export
@@ -52,16 +54,20 @@ from openenv.rollout.capture.encoding import dumps, load_object
 from openenv.rollout.capture.token_in import THOUGHTS
 from openenv.rollout.capture.training_trace import RolloutTurn
 from openenv.rollout.run.engine import new_rollout_id
+from openenv.rollout.run.stored_rollout import PLAYED, StoredRollout
 from openenv.rollout.store.outcome import Outcome, Status
 from openenv.rollout.store.store import STEPS_FILE, RolloutStore, check_is_no_folder
-from openenv.rollout.tasks.task import Model, Task
+from openenv.rollout.tasks.task import BranchPoint, Model, Task
 from openenv.types import StepResult
 
+from .branches import REFUSED_ACTION, EpisodeBranch, ReplayDiverged, error_row, step_row
 from .groups import EpisodeSample, SampleGroup
 from .stream import GroupStream, OpenGroup, StreamArguments, StreamOptions, model_to_train
 
 Start = int | Mapping[str, Any]
 """The start of a group's episodes: a seed, or arguments of `reset`."""
+PlayStart = Start | BranchPoint
+"""The same, or a call of a stored episode: the episodes of the group continue after its answer."""
 
 logger = logging.getLogger(__name__)
 
@@ -142,7 +148,7 @@ class PlayArguments(StreamArguments, total=False):
 
 @contextlib.asynccontextmanager
 async def play(
-    url: str | Sequence[str], model: Model, starts: Iterable[Start], **options: Unpack[PlayArguments]
+    url: str | Sequence[str], model: Model, starts: Iterable[PlayStart], **options: Unpack[PlayArguments]
 ) -> AsyncIterator[EpisodeStream]:
     """Let a model play episodes; yield a stream of groups, each as soon as its last episode ends.
 
@@ -152,13 +158,15 @@ async def play(
         url: The server, or several servers that share the sessions.
         model: The endpoint, with `sampling` and everything else about the calls. A model without `sampling` samples
             from its own distribution (`Sampling()`).
-        starts: One group per start, read when it is needed: an endless iterator, or a `Curriculum`, is fine.
+        starts: One group per start, read when it is needed: an endless iterator, or a `Curriculum`, is fine. A
+            `BranchPoint` continues an episode of `store`.
         options: The fields of `PlayOptions`, such as `samples`, `concurrency` and `max_turns`.
 
     Raises:
         ValueError: an option is out of range.
         RolloutError: the server has no environment. While the stream runs: every episode failed with all its retries,
             or as many in a row as run at once (at least 4, of 3 groups). The text names the last reason.
+        StoreError: while the stream runs: an episode cannot be branched at that call.
     """
     chosen = PlayOptions(**options)
     urls = [url] if isinstance(url, str) else list(url)
@@ -169,10 +177,69 @@ async def play(
             dialogue = await asyncio.to_thread(_dialogue, urls[0], chosen)
         endpoint = CapturedModel(model_to_train(model), proxy)
         stream = EpisodeStream(starts, chosen, urls=urls, dialogue=dialogue, endpoint=endpoint)
+        stream.played = _described(chosen, urls[0])
         if store is not None:  # only a list of stored episodes shows the name
             stream.environment = await asyncio.to_thread(environment_name, urls[0], chosen.client_options)
         async with stream:
             yield stream
+
+
+async def branch(
+    store: RolloutStore,
+    rollout_id: str,
+    *,
+    call: int,
+    samples: int = 8,
+    url: str | None = None,
+    model: Model | None = None,
+    **options: Unpack[PlayArguments],
+) -> SampleGroup:
+    """Play several continuations of a stored episode from the state after the answer of a call, as one group.
+
+    Args:
+        store: The store of the episode.
+        rollout_id: The episode; a unique prefix of its ID is enough.
+        call: The number of the last shared call, 0 for none. Another answer must follow it.
+        samples: The number of continuations.
+        url: The server; by default that of the episode.
+        model: The endpoint; by default that of the episode, with the key in `OPENENV_MODEL_KEY`.
+        options: Options of `play` that replace those of the episode.
+
+    Raises:
+        StoreError: The episode cannot be branched at that call, or an option is missing.
+        ReplayDiverged: The environment does not repeat the episode.
+        RolloutError: The server or the endpoint failed.
+    """
+    stored = StoredRollout(store, rollout_id)
+    played = dict(stored.answered()[0].metadata.get(PLAYED) or {})
+    if played.pop("has_dialogue", False) and "dialogue" not in options:
+        raise StoreError(f"The episode '{stored.rollout_id}' was played with a `dialogue` of its own: pass dialogue=")
+    recorded_url = played.pop("url", None)
+    server, endpoint = url or recorded_url, model or stored.options().get("model")
+    if server is None or endpoint is None:
+        raise StoreError(f"The journal of '{stored.rollout_id}' names no server or no model: pass url= and model=")
+    if "dialogue" in options:
+        played = {name: value for name, value in played.items() if name not in ("template", "text_only")}
+    # The parent's environment gave its rewards; in a short branch, there may be none.
+    chosen: dict[str, Any] = {"gives_rewards": True, "concurrency": samples, **played, **options}
+    chosen |= {"samples": samples, "store": store}
+    async with play(server, endpoint, [BranchPoint(stored.rollout_id, call)], **chosen) as stream:
+        async for group in stream:
+            return group
+    raise RolloutError(f"The branches of '{stored.rollout_id}' gave no group: `keep` refused it")
+
+
+# What `branch` needs to continue the conversation like the first episode. Secrets are in none of them.
+_DESCRIBED = ("system", "template", "text_only", "max_turns", "max_tokens", "keep_reasoning", "reward")
+
+
+def _described(options: PlayOptions, url: str) -> Json:
+    described: Json = {name: getattr(options, name) for name in _DESCRIBED}
+    if redacted(url) == url:
+        described["url"] = url
+    if options.dialogue is not None:
+        described["has_dialogue"] = True
+    return described
 
 
 @contextlib.asynccontextmanager
@@ -200,14 +267,14 @@ class CapturedModel:
     proxy: CaptureServer
 
 
-class EpisodeStream(GroupStream[Start]):
+class EpisodeStream(GroupStream[PlayStart]):
     """Groups of episodes in the order in which they end: `async for group in stream`. `play` creates it."""
 
     options: PlayOptions
 
     def __init__(
         self,
-        starts: Iterable[Start],
+        starts: Iterable[PlayStart],
         options: PlayOptions,
         *,
         urls: Sequence[str],
@@ -218,21 +285,51 @@ class EpisodeStream(GroupStream[Start]):
         self.rewards = RewardHistory(is_declared=options.gives_rewards, limit=max(64, 2 * options.concurrency))
         self.environment = ""
         """The name of the environment, for the store."""
+        self.played: Json = {}
+        """The server and the options, for later branches of the episodes."""
+        self._branches: dict[int, EpisodeBranch] = {}  # by the number of their group
+        self._divergences: list[ReplayDiverged] = []
         self._urls = urls
         self._endpoint = endpoint.model
         self._dialogue = dialogue
-        self._open_capture = endpoint.proxy.open
+        self._open_capture, self._reopen_capture = endpoint.proxy.open, endpoint.proxy.reopen
         self._client_options = dict(options.client_options or {})
         self._clients: dict[int, GenericEnvClient] = {}
         self._draws = True  # until a server refuses to
 
-    def name_of(self, item: Start, number: int) -> str:
+    def checked(self, item: PlayStart, number: int) -> PlayStart:
+        if isinstance(item, BranchPoint):
+            if self._store is None:
+                raise RolloutError("a branch needs the store of its episode: pass store=")
+            self._branches[number] = EpisodeBranch(self._store, item)
+        return item
+
+    def name_of(self, item: PlayStart, number: int) -> str:
+        if isinstance(item, BranchPoint):
+            return f"{item.rollout_id[:8]}@{item.call}"
         if isinstance(item, int):
             return f"seed-{item}"
         return str(item.get("episode_id") or f"start-{number}")
 
-    def whole(self, group: OpenGroup[Start]) -> SampleGroup:
-        return SampleGroup(group.name, reset_arguments(group.item), group.chosen(), group.failed)
+    def whole(self, group: OpenGroup[PlayStart]) -> SampleGroup:
+        start = self.arguments_of(group)
+        self._branches.pop(group.number, None)
+        return SampleGroup(group.name, start, group.chosen(), group.failed)
+
+    def arguments_of(self, group: OpenGroup[PlayStart]) -> Json:
+        """Return the arguments of `reset` in the episodes of a group."""
+        item = group.item
+        if isinstance(item, BranchPoint):
+            return self._branches[group.number].arguments
+        return {"seed": item} if isinstance(item, int) else dict(item)
+
+    def hopeless(self, text: str) -> RolloutError:
+        diverged = next((each for each in self._divergences if str(each) in text), None)
+        return super().hopeless(text) if diverged is None else diverged
+
+    async def finish_group(self, group: OpenGroup[PlayStart]) -> None:
+        if group.number in self._branches:
+            await self._branches[group.number].close()
 
     async def release(self, worker: int) -> None:
         await super().release(worker)
@@ -247,34 +344,38 @@ class EpisodeStream(GroupStream[Start]):
             self._clients[worker] = GenericEnvClient(self._urls[worker % len(self._urls)], **self._client_options)
         return self._clients[worker]
 
-    async def sample(self, worker: int, group: OpenGroup[Start], index: int, attempt: int) -> EpisodeSample:
-        labels = {**group.labels(index, attempt), "start": reset_arguments(group.item)}
+    async def sample(self, worker: int, group: OpenGroup[PlayStart], index: int, attempt: int) -> EpisodeSample:
+        branch = self._branches.get(group.number)
+        labels = {**group.labels(index, attempt), "start": self.arguments_of(group)}
         if self.environment:
             labels["environment"] = self.environment
         episode = PlayedEpisode(new_rollout_id(), group.name, labels, self.options.reward)
         if self._store is not None:
             episode.steps = StepLog()
-        client = self._client(worker)
         try:
-            with episode.waits_for_environment():
-                first = await client.reset(**reset_arguments(group.item))
-            reply_reward(first.reward, first.metadata)
+            messages = await self._opening(worker, branch, episode, labels)
         except SessionCapacityError:
             await self.release(worker)
             raise
         except (OpenEnvError, OSError) as exc:
+            if isinstance(exc, ReplayDiverged):
+                self._divergences.append(exc)
             episode.fail(exc)
             return await self._stored(episode)
-        await self._note({"kind": "reset", "arguments": reset_arguments(group.item)}, first, client, episode)
         self.settled.add(worker)
-        messages = self._dialogue.opening(first.observation)
-        episode.instruction = "\n\n".join(str(message["content"]) for message in messages)
         if self._store is not None:  # so that the store lists it as interrupted if this process dies
-            about = {"agent": "play", "model": self._endpoint.name, "group": group.label}
-            await asyncio.to_thread(self._store.begin, episode.rollout_id, episode.task(), about=about)
-        capture = self._open_capture(episode.rollout_id, self._endpoint, metadata=labels)
+            begun = {"agent": "play", "model": self._endpoint.name, "group": group.label}
+            await asyncio.to_thread(self._store.begin, episode.rollout_id, episode.task(), about=begun)
+        about = {**labels, PLAYED: self.played}
+        if branch is None:
+            capture = self._open_capture(episode.rollout_id, self._endpoint, metadata=about)
+        else:
+            opening = partial(self._reopen_capture, start=branch.point, metadata=about)
+            capture = await asyncio.to_thread(opening, episode.rollout_id, self._endpoint)
         try:
-            await self._run(client, messages, episode, capture)
+            if branch is not None:
+                await _repeat_calls(branch, capture)
+            await self._run(self._client(worker), messages, episode, capture)
         except (OpenEnvError, OSError) as exc:
             episode.fail(exc)
         except asyncio.CancelledError:
@@ -284,6 +385,25 @@ class EpisodeStream(GroupStream[Start]):
             raise
         await capture.aclose()
         return await self._stored(episode, capture)
+
+    async def _opening(
+        self, worker: int, branch: EpisodeBranch | None, episode: PlayedEpisode, labels: Json
+    ) -> list[Json]:
+        """Start an episode, or bring it to the state of its branch; return its first messages."""
+        client = self._client(worker)
+        if branch is not None:
+            url, planned = self._urls[worker % len(self._urls)], self.options.samples + self.options.oversample
+            with episode.waits_for_environment():
+                labels["reached_by"] = await branch.enter(client, url, is_shared=planned > 1)
+            episode.continue_from(branch)
+            return list(branch.messages)
+        with episode.waits_for_environment():
+            first = await client.reset(**labels["start"])
+        reply_reward(first.reward, first.metadata)
+        await self._note({"kind": "reset", "arguments": labels["start"]}, first, client, episode)
+        messages = self._dialogue.opening(first.observation)
+        episode.instruction = "\n\n".join(str(message["content"]) for message in messages)
+        return messages
 
     async def _stored(self, episode: PlayedEpisode, capture: Capture | None = None) -> EpisodeSample:
         """Store a finished episode, and return it as a sample."""
@@ -313,7 +433,7 @@ class EpisodeStream(GroupStream[Start]):
         self, client: GenericEnvClient, messages: list[Json], episode: PlayedEpisode, capture: Capture
     ) -> None:
         """Play until the episode ends, the model stops, or `max_turns` is reached."""
-        for _ in range(self.options.max_turns):
+        while len(episode.turn_rewards) < self.options.max_turns:
             answer = await self._ask(messages, episode, capture)
             if answer is None:
                 return
@@ -337,14 +457,17 @@ class EpisodeStream(GroupStream[Start]):
 
     async def _step(self, client: GenericEnvClient, action: Json, episode: PlayedEpisode) -> str:
         """Take one action, and return the model's view of the result."""
+        row = {"kind": "step", "action": action, "answer": len(episode.turn_rewards)}
         try:
             with episode.waits_for_environment():
                 result = await client.step(action)
             episode.has_acted = True
-            await self._note({"kind": "step", "action": action}, result, client, episode)
+            await self._note(row, result, client, episode)
             episode.add_reward(reply_reward(result.reward, result.metadata))
-        except (RequestValidationError, ToolCallError) as exc:  # the model's action is wrong
+        except REFUSED_ACTION as exc:
             episode.refusal = episode.refusal or message_of(exc)
+            if episode.steps is not None:
+                episode.steps.add(row, error_row(exc))
             return f"Error: {message_of(exc)}"
         except ExecutionError as exc:
             # The environment's code raised, or the reward is not a finite number. So the episode has no reward.
@@ -358,7 +481,7 @@ class EpisodeStream(GroupStream[Start]):
         """Log a call of the environment for the store, with the environment's picture of its result."""
         if episode.steps is None:
             return
-        episode.steps.add(row, result)
+        episode.steps.add(row, step_row(result))
         if not self._draws or episode.steps.is_full:
             return
         try:
@@ -421,6 +544,18 @@ class EpisodeStream(GroupStream[Start]):
         episode.finish("truncated", f"the endpoint refused the conversation: {refusal}")
 
 
+async def _repeat_calls(branch: EpisodeBranch, capture: Capture) -> None:
+    """Make the shared calls of a branch again; each gets its recorded answer.
+
+    Raises:
+        CaptureError: One does not.
+    """
+    for call in branch.calls:
+        await capture.post(call.path, dumps(call.request))
+    if capture.stats().replayed != len(branch.calls):
+        raise CaptureError(f"The calls of '{branch.point.rollout_id}' cannot be repeated")
+
+
 class StepLog:
     """The reset and the steps of an episode, in the rows of recorded episodes (`server/web/episode_files.py`)."""
 
@@ -429,14 +564,16 @@ class StepLog:
         self._size = 0
         self._steps = 0
 
-    def add(self, row: Json, result: StepResult[Any]) -> None:
+    def add(self, row: Json, result: Json) -> None:
         """Add a row with the result of its call; beyond 8 MB, the rest of the episode is left out."""
         self._steps += row["kind"] == "step"
-        seen = result.observation
-        if result.metadata and isinstance(seen, dict):  # pictures of Gymnasium are there
-            seen = {**seen, "metadata": result.metadata}
-        whole = {**row, "n": self._steps, "observation": seen, "reward": result.reward}
-        self._put({**whole, "done": result.done, "at": time.time()})
+        self._put({**row, "n": self._steps, **result, "at": time.time()})
+
+    def take_over(self, rows: Iterable[Json]) -> None:
+        """Begin with the rows of another episode."""
+        for row in rows:
+            self._steps += row["kind"] == "step"
+            self._put(row)
 
     def add_picture(self, html: str) -> None:
         """Add the environment's picture of the last row."""
@@ -455,8 +592,9 @@ class StepLog:
 
     def write(self, path: Path) -> None:
         """Write all rows. They are for readers only, so a full disk does not fail the episode."""
+        end = [encode({"kind": "end", "reason": "too many bytes", "is_whole": False})] if self.is_full else []
         try:
-            path.write_bytes(b"".join(line + b"\n" for line in self._lines))
+            path.write_bytes(b"".join(line + b"\n" for line in [*self._lines, *end]))
         except OSError as exc:
             logger.warning("the steps of an episode are not stored: %s", exc)
 
@@ -484,6 +622,8 @@ class PlayedEpisode:
         self.model_s = 0.0
         self.steps: StepLog | None = None
         """The steps for the store, or None without one."""
+        self.start: BranchPoint | None = None
+        """The call of another episode at which it started."""
 
     @property
     def reward(self) -> float | None:
@@ -502,6 +642,19 @@ class PlayedEpisode:
             if self._rule == "last":  # only the last reward counts, so it is the only one of the turns, too
                 self.turn_rewards = [0.0] * len(self.turn_rewards)
             self.turn_rewards[-1] += float(reward)
+
+    def continue_from(self, branch: EpisodeBranch) -> None:
+        """Take over the steps and rewards of the parent up to its answer."""
+        self.start, self.instruction = branch.point, branch.instruction
+        if self.steps is not None:
+            self.steps.take_over(branch.rows)
+        for row in branch.rows:
+            if row["kind"] == "step":
+                self.turn_rewards += [0.0] * (row["answer"] - len(self.turn_rewards))
+                if "error" not in row:
+                    self.has_acted = True
+                    self.add_reward(row["reward"])
+        self.turn_rewards += [0.0] * (len(branch.calls) - len(self.turn_rewards))
 
     def finish(self, status: Status, reason: str | None = None) -> None:
         """End the episode."""
@@ -530,6 +683,7 @@ class PlayedEpisode:
             wall_s=time.time() - self._began,
             phase_s={"environment": self.environment_s, "model": self.model_s},
             metadata=self._labels,
+            start=self.start,
         )
 
     @contextlib.contextmanager
@@ -540,8 +694,3 @@ class PlayedEpisode:
             yield
         finally:
             self.environment_s += time.perf_counter() - began
-
-
-def reset_arguments(start: Start) -> Json:
-    """Return the arguments of `reset`."""
-    return {"seed": start} if isinstance(start, int) else dict(start)

@@ -45,9 +45,9 @@ from .episodes import (
     PlayArguments,
     PlayedEpisode,
     PlayOptions,
+    PlayStart,
     Start,
     player_proxy,
-    reset_arguments,
 )
 from .groups import EpisodeSample
 from .stream import OpenGroup, model_to_train
@@ -161,14 +161,14 @@ class SelfPlayStream(EpisodeStream):
         model = next(model_to_train(player.model) for player in players.values() if player.is_trained)
         super().__init__(starts, options, urls=urls, dialogue=TextDialogue(), endpoint=CapturedModel(model, proxy))
 
-    async def sample(self, worker: int, group: OpenGroup[Start], index: int, attempt: int) -> EpisodeSample:
-        labels = {**group.labels(index, attempt), "start": reset_arguments(group.item)}
+    async def sample(self, worker: int, group: OpenGroup[PlayStart], index: int, attempt: int) -> EpisodeSample:
+        labels = {**group.labels(index, attempt), "start": self.arguments_of(group)}
         match = PlayedEpisode(new_rollout_id(), group.name, labels, self.options.reward)
         seats: dict[str, _Seat] = {}
         client = self._client(worker)
         try:
             with match.waits_for_environment():
-                first = await client.reset(**reset_arguments(group.item))
+                first = await client.reset(**labels["start"])
             self.settled.add(worker)
             for name, player in self._players.items():
                 seats[name] = self._seat(match, name, player, labels)

@@ -324,6 +324,10 @@ class GroupStream(ABC, Generic[ItemT]):
     async def finish_group(self, group: OpenGroup[ItemT]) -> None:
         """Free the shared resources of a group."""
 
+    def hopeless(self, text: str) -> RolloutError:
+        """Return the error that ends a stream without rewards."""
+        return RolloutError(text)
+
     # ---- for trainers ----
 
     async def __aenter__(self) -> GroupStream[ItemT]:
@@ -584,7 +588,7 @@ class GroupStream(ABC, Generic[ItemT]):
             self._end = exc
         else:
             if self._last_failure is not None and not self._has_reward:
-                self._end = RolloutError(f"No sample has a reward: {self._last_failure}")
+                self._end = self.hopeless(f"No sample has a reward: {self._last_failure}")
             elif self._unproven or (self.counts.episodes and not self._has_reward):
                 self._end = self.rewards.error()
         self._has_ended = True
@@ -701,7 +705,7 @@ class GroupStream(ABC, Generic[ItemT]):
         self._last_failure = sample.outcome.reason or sample.outcome.status
         enough = max(_HOPELESS, self.options.concurrency)
         if len(self._failing) >= enough and len(set(self._failing)) >= _HOPELESS_GROUPS:
-            raise RolloutError(
+            raise self.hopeless(
                 f"{len(self._failing)} samples in a row failed {self.options.retries + 1} times each; the last one: "
                 f"{sample.outcome.reason}"
             )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -14,6 +15,7 @@ from .run import countdown, print_progress, report
 from .selection import Json, Store, one_line_failures, open_store
 
 if TYPE_CHECKING:
+    from openenv.rollout.store.outcome import Outcome
     from openenv.rollout.store.store import RolloutStore
 
 _CONCURRENCY = 4
@@ -82,6 +84,10 @@ class BranchFlags:
         int | None,
         typer.Option(metavar="N", help="Repeatable: derive the seed of each model call from this number."),
     ] = None
+    url: Annotated[
+        str | None, typer.Option(metavar="URL", help="The server of a played episode; by default that of the episode.")
+    ] = None
+    token: Annotated[str | None, typer.Option(metavar="TOKEN", help="Its token.")] = None
     store: Store = None
     as_json: Json = False
 
@@ -94,6 +100,9 @@ def branch(flags: BranchFlags) -> None:
     with the files before its first own call, if they were recorded (`openenv rollouts run --record-files`) and the
     agent can skip work; else its agent repeats the work. The continuations are rollouts of one group with one parent.
 
+    An episode of `openenv play` continues on its server: in forks of the environment if it supports them, otherwise
+    each continuation repeats the recorded actions. Fails if their results differ from the recorded ones.
+
     Examples:
 
       openenv rollouts branch 3f2a --at 5 -n 8
@@ -104,7 +113,13 @@ def branch(flags: BranchFlags) -> None:
     with one_line_failures():
         engine = _engine_options(flags.model)
     with open_store(flags.store) as store, one_line_failures():
-        outcomes = StoredRollout(store, flags.rollout_id).branch(
+        rollout = StoredRollout(store, flags.rollout_id)
+        if rollout.is_played:
+            report(_played_branches(flags, store, engine), as_json=flags.as_json)
+            return
+        if flags.url is not None or flags.token is not None:
+            raise typer.BadParameter("only for episodes of `openenv play`", param_hint="--url, --token")
+        outcomes = rollout.branch(
             call=flags.at,
             samples=flags.samples,
             concurrency=flags.concurrency,
@@ -117,6 +132,28 @@ def branch(flags: BranchFlags) -> None:
         for line in sorted({_start_of(outcome.metadata) for outcome in outcomes}):
             typer.echo(printable(line), err=True)
         report(outcomes, as_json=flags.as_json)
+
+
+def _played_branches(flags: BranchFlags, store: RolloutStore, engine: dict[str, Any]) -> list[Outcome]:
+    from openenv.train.episodes import branch as branch_episode
+
+    if flags.seed is not None:
+        raise typer.BadParameter("an episode's branches would all be the same", param_hint="--seed")
+    options: dict[str, Any] = {} if flags.token is None else {"client_options": {"token": flags.token}}
+    played = branch_episode(
+        store,
+        flags.rollout_id,
+        call=flags.at,
+        samples=flags.samples,
+        url=flags.url,
+        concurrency=min(flags.concurrency, flags.samples),
+        **engine,
+        **options,
+    )
+    outcomes = [sample.outcome for sample in asyncio.run(played).samples]
+    forks = sum(outcome.metadata.get("reached_by") == "fork" for outcome in outcomes)
+    typer.echo(f"{forks} of {len(outcomes)} continue in forks; the others repeated the actions.", err=True)
+    return outcomes
 
 
 def _start_of(labels: dict[str, Any]) -> str:

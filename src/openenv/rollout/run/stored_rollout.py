@@ -26,13 +26,16 @@ from typing_extensions import Unpack
 
 from openenv import settings
 from openenv.errors import CaptureError, StoreError
-from openenv.rollout.capture.records import RecordingReader, read_entries
+from openenv.rollout.capture.records import Call, Recording, RecordingReader, read_entries
 from openenv.rollout.progress import Cancellation, OnProgress
 from openenv.rollout.run.batch import CONCURRENCY, OnOutcome, RunManyArguments, run_many
 from openenv.rollout.run.engine import Engine, EngineArguments, EngineOptions
 from openenv.rollout.store.outcome import Outcome
 from openenv.rollout.store.store import BegunRollout, RolloutStore, stored_outcome
 from openenv.rollout.tasks.task import BranchPoint, Budget, Model
+
+PLAYED = "play"
+"""The metadata key in the journal of a played episode; its value has the options of `play`, and the server."""
 
 
 class StoredRollout:
@@ -55,6 +58,13 @@ class StoredRollout:
         self.is_interrupted = len(interrupted) == 1
         """Whether its engine died before its end."""
         self.rollout_id = interrupted[0] if self.is_interrupted else store.resolve(rollout_id)
+
+    @property
+    def is_played(self) -> bool:
+        """Whether it is an episode of `play`."""
+        with contextlib.suppress(StoreError):
+            return PLAYED in self.answered()[0].metadata
+        return False
 
     def options(self) -> dict[str, Any]:
         """Return the options that the rollout was run with, as far as the store knows them, for `EngineOptions`.
@@ -102,11 +112,13 @@ class StoredRollout:
 
         Raises:
             ValueError: A number is out of range.
-            StoreError: The rollout has no such call.
+            StoreError: The rollout has no such call, or is an episode of `play`.
         """
         if samples < 1:
             raise ValueError("samples must be at least 1")
-        answered = self._answered()
+        recording, answered = self.answered()
+        if PLAYED in recording.metadata:
+            raise StoreError(f"'{self.rollout_id}' is an episode of `play`; branch it with `openenv.train.branch`")
         if call != 0 and call not in answered:
             numbers = f"1 to {max(answered)}" if answered else "none"
             raise StoreError(f"The rollout '{self.rollout_id}' has no answer of call {call}; its calls: {numbers}")
@@ -125,13 +137,18 @@ class StoredRollout:
         """Return whether files were recorded: then those of its branches are, too."""
         return any(head.get("k") == "files" for head, _ in read_entries(self.store.captures / self.rollout_id))
 
-    def _answered(self) -> list[int]:
+    def answered(self) -> tuple[Recording, dict[int, Call]]:
+        """Return the facts about the rollout in its journal, and its answered calls by number.
+
+        Raises:
+            StoreError: The journal cannot be read.
+        """
         try:
             reader = RecordingReader(self.store.captures / self.rollout_id)
             reader.advance()
         except CaptureError as exc:
             raise StoreError(f"The rollout '{self.rollout_id}' cannot be branched: {exc}") from exc
-        return sorted(reader.builder.answered)
+        return reader.recording, reader.builder.answered
 
 
 def described_options(described: Mapping[str, Any]) -> dict[str, Any]:
