@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import gc
+import os
 import random
 import re
 import shutil
 import subprocess
+import threading
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -570,3 +574,38 @@ def test_isolated_lines_run_nothing_of_an_agent_that_plants_code_everywhere(loca
     assert outcome.status == "ok"
     assert {result.trust for result in outcome.verify_results} == {"isolated"}
     assert [result.cmd for result in outcome.verify_results if "CANARY" in result.stdout + result.stderr] == []
+
+
+class Finalized:
+    """Garbage in a cycle, whose finalizer lets other threads run."""
+
+    def __init__(self) -> None:
+        self.itself = self
+
+    def __del__(self) -> None:
+        os.sched_yield()
+
+
+def test_several_threads_read_checks_at_once() -> None:
+    line = f"python3 -c '{'assert [a for a in (1, 2) if a and not (a > 3 or {1: 2})]; ' * 40}'"
+    task, start = Task(instruction="Work.", verify=(line,)), threading.Barrier(4)
+
+    def read(depth: int) -> list[Trust]:
+        if depth:
+            return read(depth - 1)
+        start.wait(30)
+        labels = []
+        for _ in range(12):
+            garbage = [Finalized() for _ in range(60)]
+            labels.append(trust_of(line, task)[0])
+            del garbage
+        return labels
+
+    thresholds = gc.get_threshold()
+    gc.set_threshold(50)
+    try:
+        with ThreadPoolExecutor(4) as pool:
+            labels = [label for result in pool.map(read, (0, 5, 10, 15)) for label in result]
+    finally:
+        gc.set_threshold(*thresholds)
+    assert len(set(labels)) == 1

@@ -28,7 +28,7 @@ from dataclasses import dataclass
 from openenv.errors import TrustError
 from openenv.rollout.tasks.checks import Check
 from openenv.rollout.tasks.task import Task, Trust, reaches, weakest
-from openenv.rollout.verify.trust import trust_of
+from openenv.rollout.verify.trust import parse_python, trust_of
 
 Suggestion = Mapping[str, object]
 """A check in the form of a task file."""
@@ -206,7 +206,7 @@ def _agents_modules(task: Task, sources: list[str]) -> list[str]:
 
 def _imports(source: str) -> Iterator[str]:
     try:
-        tree = ast.parse(source)
+        tree = parse_python(source)
     except (SyntaxError, ValueError):
         return
     for node in ast.walk(tree):

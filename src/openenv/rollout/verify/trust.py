@@ -22,6 +22,7 @@ import posixpath
 import re
 import shlex
 import sys
+import threading
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 
@@ -139,6 +140,17 @@ def _read_check(check: Check, files: Mapping[str, str], beside: Mapping[str, str
     _read_run("true" if calls else check.run, beside)
 
 
+# CPython 3.11 counts the depth of its parser for all threads together. If a finalizer lets another thread parse in the
+# meantime, one of them fails with a SystemError, which would end a whole `run_many`.
+_PARSING = threading.RLock()
+
+
+def parse_python(source: str) -> ast.Module:
+    """Parse Python in any of several threads."""
+    with _PARSING:
+        return ast.parse(source)
+
+
 def _read_run(run: str, files: Mapping[str, str]) -> None:
     """Refuse verdicts in `run` or its verify files, and verify files in other languages."""
     if _TEST_NAME.search(re.sub(r"[<>] ?\S+", "", run)):
@@ -149,7 +161,7 @@ def _read_run(run: str, files: Mapping[str, str]) -> None:
         run += f"\n{text}" if path.endswith(".sh") else ""
         if not path.endswith((".py", ".sh")) and not _DATA_FILE.fullmatch(path):
             raise UnsafeForm(f"its `run` may run {path}, which is not read")
-    trees = [ast.parse(code) for code in codes]
+    trees = [parse_python(code) for code in codes]
     prints = re.search(r"(?:print|write)\(f?['\"\d]", "\n".join(map(ast.unparse, trees)))
     decides = any(isinstance(node, _DECISIONS) for tree in trees for node in ast.walk(tree))
     if prints or decides or not _RUN.fullmatch(re.sub(r"(?m)^\s*(#.*)?\n", "", run.strip())):
@@ -248,7 +260,7 @@ class _Reader:
         if source in self.texts:
             return ""
         self.texts.append(source)
-        nodes = list(ast.walk(tree := ast.parse(source)))
+        nodes = list(ast.walk(tree := parse_python(source)))
         stored = [node for node in nodes if not isinstance(getattr(node, "ctx", node), ast.Load | ast.keyword)]
         fields = ("id", "arg", "name", "asname")
         names = _BUILTINS.union(str(getattr(node, key, "")).partition(".")[0] for node in stored for key in fields)
