@@ -50,7 +50,7 @@ def left_behind(engine: ContainerCli) -> Iterator[Callable[[], list[str]]]:
         return [*engine.output("service", "ls", "-q").split(), *engine.output("ps", "-aq").split()]
 
     yield all_of_them
-    assert all_of_them() == []
+    wait_until(lambda: all_of_them() == [])
 
 
 def test_replicas_are_started_awaited_and_gone_afterwards(

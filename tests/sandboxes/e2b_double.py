@@ -225,8 +225,8 @@ class ProcessService:
             code = await process.wait()
         finally:
             box.running.pop(running.pid, None)
-            if process.returncode is None:
-                process.kill()
+            # Kills the command if the client has left. Its children may hold the pipes for longer than the loop runs.
+            process._transport.close()  # type: ignore[attr-defined]
         if await asyncio.to_thread(box.container._why_gone) is not None:
             raise ConnectError(Code.UNAVAILABLE, "the connection to sandbox ended before the stream completed")
         yield _response(Oneof("end", _end(code)))

@@ -205,10 +205,12 @@ def test_every_kind_has_sandboxes_of_its_own_and_metadata_makes_no_kind() -> Non
             for kind in kinds:
                 warm.open(replace(kind, metadata={"rollout_id": str(number)}))
         wait_until(lambda: len(backend.opened) == 9)
-        waiting = [spec for spec in backend.specs if not spec.metadata]
         taken = [backend.specs[backend.opened.index(warm.open(kind))] for kind in kinds]
-    assert len(waiting) == 3
+    assert not any(spec.metadata for spec in taken), "they come from pools"
     assert [spec.envs for spec in taken] == [kind.envs for kind in kinds]
+    assert {(spec.timeout_s, *spec.envs.items()) for spec in backend.specs if not spec.metadata} == {
+        (spec.timeout_s, *spec.envs.items()) for spec in taken
+    }
 
 
 def test_the_kind_that_was_not_used_for_longest_is_given_up() -> None:

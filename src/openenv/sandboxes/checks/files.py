@@ -208,7 +208,8 @@ def _upload(bench: CheckBench) -> None:
     bench.box.upload(folder, "up/tree")
     same(bench.box.exec("up/tree/sub/run.sh; readlink up/tree/link").stdout, "ran\nsub/run.sh\n", "the copy")
     bench.box.upload(folder / "sub" / "run.sh", "up/file")
-    same(bench.box.exec(["up/file"]).stdout, "ran\n", "the copied file's output")
+    ran = bench.box.exec(["up/file"])
+    same((ran.stdout, ran.stderr, ran.exit_code), ("ran\n", "", 0), "the result of the copied file")
 
 
 @FILES.check("tree.download", "Files and trees can be copied out.")

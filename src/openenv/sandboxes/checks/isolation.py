@@ -573,7 +573,8 @@ def _descriptors(bench: CheckBench) -> None:
         box.read_text("a")
         box.close()
         counts.append(len(os.listdir(self_fds)))
-    holds(counts[-1] <= counts[0], f"open files grow: {counts}")
+    # A connection of a client's pool may close a moment after its sandbox.
+    eventually(lambda: len(os.listdir(self_fds)) <= counts[0], f"open files grow: {counts}")
 
 
 @ENDINGS.check("end.threads", "Threads do not grow.")

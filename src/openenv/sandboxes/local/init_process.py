@@ -277,6 +277,7 @@ def write(channel: _socket.socket, request: Request, fds: list[int]) -> bytes:
             break
         write_all(fd, data)
     os.fchmod(fd, request["mode"])
+    os.close(fd)  # before the reply: nobody can execute a file that is open for writing
     return b""
 
 
