@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import MISSING, fields
 from importlib.util import find_spec
 from typing import get_args
 
@@ -9,7 +10,7 @@ import pytest
 from typer.testing import CliRunner
 
 from openenv.cli.__main__ import build
-from openenv.cli.train import ALGORITHMS, LOGGERS
+from openenv.cli.train import ALGORITHMS, LOGGERS, LearningFlags, LengthFlags, SourceFlags
 from openenv.train.groups import Method
 from openenv.train.trackers import TRACKERS
 
@@ -25,6 +26,19 @@ def trained(*options: str) -> tuple[int, str]:
 def test_the_choices_are_those_of_the_trainer() -> None:
     assert get_args(Method) == ALGORITHMS
     assert {*LOGGERS, "jsonl"} == set(TRACKERS)  # JSON lines are always written
+
+
+def test_the_options_are_the_fields_of_a_run_with_their_defaults() -> None:
+    pytest.importorskip("torch")
+    pytest.importorskip("transformers")
+    from openenv.train.learner.recipe import TrainingRun
+
+    defaults = {field.name: field.default for field in fields(TrainingRun) if field.name != "processes"}
+    options = [field for group in (LearningFlags, SourceFlags, LengthFlags) for field in fields(group)]
+    # A list of options is made by a factory, and a run's is an immutable `()`.
+    assert {
+        option.name: () if option.default_factory is not MISSING else option.default for option in options
+    } == defaults
 
 
 @pytest.mark.parametrize(

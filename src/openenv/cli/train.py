@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from dataclasses import field
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, cast
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -16,7 +16,6 @@ from .options import Panel, flags_class, options_of
 from .rollouts.selection import TASKS_HELP
 
 if TYPE_CHECKING:
-    from openenv.train.groups import Method
     from openenv.train.learner.recipe import TrainingRun
 
 # Copies, because showing help must not load the trainer; tests compare them.
@@ -90,8 +89,8 @@ class LengthFlags:
 
 
 @flags_class
-class TrainFlags:
-    """Options of `openenv train`."""
+class LearningFlags:
+    """The model, how it learns, and the folder of the run."""
 
     model: Annotated[
         str,
@@ -99,8 +98,6 @@ class TrainFlags:
             metavar="MODEL", help="A folder of transformers, a .gguf file, a name on the Hub, or tiny (random)."
         ),
     ]
-    source: Annotated[SourceFlags, Panel("Environment or tasks")]
-    length: Annotated[LengthFlags, Panel("Length")]
     out: Annotated[Path, typer.Option(metavar="FOLDER", help="Checkpoints, metrics and episodes.")] = Path("runs/train")
     resume: Annotated[bool, typer.Option("--resume", help="Continue the run in --out from its last checkpoint.")] = (
         False
@@ -116,12 +113,21 @@ class TrainFlags:
     learning_rate: Annotated[float, typer.Option(metavar="RATE", min=0.0, help="Of AdamW.")] = 1e-5
     evaluate_every: Annotated[int, typer.Option(metavar="N", min=0, help="Updates between evaluations.")] = 10
     checkpoint_every: Annotated[int, typer.Option(metavar="N", min=0, help="Updates between checkpoints.")] = 10
-    logger: Annotated[
+    loggers: Annotated[
         list[str],
-        typer.Option(metavar="NAME", callback=_loggers, help=f"Repeatable: {', '.join(LOGGERS)}."),
+        typer.Option("--logger", metavar="NAME", callback=_loggers, help=f"Repeatable: {', '.join(LOGGERS)}."),
     ] = field(default_factory=list)
     device: Annotated[str, typer.Option(metavar="NAME", help="cpu, cuda, or auto.")] = "auto"
     seed: Annotated[int, typer.Option(metavar="N", help="Seed of starts, tasks and answers.")] = 0
+
+
+@flags_class
+class TrainFlags:
+    """Options of `openenv train`. The fields of the three groups are those of a `TrainingRun`."""
+
+    learning: LearningFlags
+    source: Annotated[SourceFlags, Panel("Environment or tasks")]
+    length: Annotated[LengthFlags, Panel("Length")]
     trainer: Annotated[
         str,
         typer.Option(
@@ -179,21 +185,7 @@ def train(flags: TrainFlags) -> None:
 def _run(flags: TrainFlags) -> TrainingRun:
     from openenv.train.learner.recipe import TrainingRun
 
-    source, length = flags.source, flags.length
-    return TrainingRun(
-        model=flags.model,
-        out=flags.out,
-        resume=flags.resume,
-        algorithm=cast("Method", flags.algorithm),
-        learning_rate=flags.learning_rate,
-        evaluate_every=flags.evaluate_every,
-        checkpoint_every=flags.checkpoint_every,
-        loggers=flags.logger,
-        device=flags.device,
-        seed=flags.seed,
-        **vars(source),
-        **vars(length),
-    )
+    return TrainingRun(**vars(flags.learning), **vars(flags.source), **vars(flags.length))
 
 
 # Sample:
