@@ -301,7 +301,6 @@ def test_one_of_four_workers_hangs_for_a_minute_under_load(serve: Callable[..., 
     assert detected < replaced < began + 60, "the worker was replaced while it hung"
     assert [loss for loss in load.losses if loss[0] > detected] == []
     assert load.failures == []
-    assert load.losses  # the sessions of the stopped worker
     for pid, client in clients.items():
         if pid == stopped:
             with pytest.raises(SessionLost):
