@@ -261,13 +261,10 @@ class SlowAgent(AskingAgent):
 
 def _interrupt(store: RolloutStore, rollout_id: str) -> None:
     """Make of a finished rollout one whose engine was killed just before it stored the outcome."""
-    record = store.get(rollout_id)
     for shard in (store.root / "shards").glob("*.jsonl"):
         shard.unlink()
     store.close()
-    (store.root / "running").mkdir(exist_ok=True)
-    about = {"rollout_id": rollout_id, "task_id": record.task.task_id, "began_at": 1.0}
-    (store.root / "running" / f"{rollout_id}.json").write_text(json.dumps(about))
+    (store.root / "running" / rollout_id).touch()
     for index in store.root.glob("index.sqlite*"):
         index.unlink()
 
@@ -290,7 +287,7 @@ def test_a_journal_has_phases_setup_results_commands_calls_and_limits(
         folder = store.captures / outcome.rollout_id
         assert [call.tokens for call in read(folder).calls] == [len(turn.completion_tokens) for turn in outcome.turns]
         assert all(call.spent_s > 0 for call in read(folder).calls)
-        assert not store.live_file(outcome.rollout_id, "events.jsonl").exists(), "there is one journal"
+        assert [path.name for path in folder.iterdir()] == [FILE], "there is one journal"
 
 
 def test_a_run_that_was_cancelled_continues_with_its_answers(
@@ -322,11 +319,11 @@ def test_a_full_disk_loses_events_and_no_rollout(tmp_path: Path, monkeypatch: py
     recorder.create({"rollout_id": "r"})
     with monkeypatch.context() as patched:
         patched.setattr(os, "write", _full)
-        recorder.event({"phase": "setup", "message": "lost"})
+        recorder.event(Progress(rollout_id="r", phase="setup", message="lost"))
         with pytest.raises(JournalFull, match="No space left"):
             recorder.note("stop", limit="calls")
     assert "No space left" in str(recorder.failure)
-    recorder.event({"phase": "agent", "message": "kept"})
+    recorder.event(Progress(rollout_id="r", phase="agent", message="kept"))
     assert [each["message"] for each in read_events(tmp_path / "r")] == ["kept"]
 
 
@@ -425,7 +422,7 @@ def test_the_newest_run_continues_although_the_clock_was_set_back(tmp_path: Path
 def test_a_beginning_that_was_killed_leaves_nothing(local: Sandboxes, tmp_path: Path) -> None:
     with RolloutStore(tmp_path) as store:
         (tmp_path / "rollouts" / "half").mkdir()
-        (tmp_path / "rollouts" / "half" / ".running").touch()
+        (tmp_path / "running" / "half").touch()
         assert store.interrupted() == ["half"]
         assert not store.is_begun("half")
         assert store.interrupted() == []

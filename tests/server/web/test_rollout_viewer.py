@@ -15,8 +15,8 @@ import httpx2
 import pytest
 
 from openenv.rollout import Case, CommandResult, Outcome, RolloutStore, Task, case_check
+from openenv.rollout.capture.records import FILE, Recorder
 from openenv.rollout.progress import Progress
-from openenv.rollout.store.store import EventLog
 from openenv.rollout.tasks.task import BranchPoint
 from openenv.rollout.viewer.rollout_routes import viewer_app
 from openenv.server.access import AccessPolicy
@@ -250,18 +250,18 @@ def test_a_running_rollout_is_listed_and_followed_until_it_is_stored(store: Roll
     assert (begun["rollout_id"], begun["task_id"], begun["is_running"]) == ("live", "square", True)
     shown = get("rollouts/live")
     assert (shown["begun"]["agent"], shown["task"]["task_id"], shown["events"]) == ("opencode", "square", [])
-    with EventLog(store.live_file("live", "events.jsonl")) as events:
-        events(Progress(rollout_id="live", phase="setup", message="setting up"))
-        store.live_file("live", "agent.log").write_text("ß first")
-        talk = Talk(store.captures / "live", "live")
-        talk.call([{"role": "user", "content": "go"}], [1], "half an answer", is_ended=False)
-        news = get("rollouts/live/live")
-        assert (news["state"], [event["phase"] for event in news["events"]]) == ("running", ["setup", "agent"])
-        assert news["events"][1]["turn"] == 1
-        assert news["log"]["text"] == "ß first"
-        assert [(turn["number"], turn["ended"]) for turn in news["turns"]] == [(1, None)]
-        again = get("rollouts/live/live", events=2, start=news["log"]["end"], size=news["size"], turn=1)
-        assert (again["events"], again["log"]["text"], again["turns"]) == ([], "", [])
+    event = Progress(rollout_id="live", phase="setup", message="setting up")
+    Recorder(store.captures / "live" / FILE).event(event)
+    store.live_file("live", "agent.log").write_text("ß first")
+    talk = Talk(store.captures / "live", "live")
+    talk.call([{"role": "user", "content": "go"}], [1], "half an answer", is_ended=False)
+    news = get("rollouts/live/live")
+    assert (news["state"], [event["phase"] for event in news["events"]]) == ("running", ["setup", "agent"])
+    assert news["events"][1]["turn"] == 1
+    assert news["log"]["text"] == "ß first"
+    assert [(turn["number"], turn["ended"]) for turn in news["turns"]] == [(1, None)]
+    again = get("rollouts/live/live", events=2, start=news["log"]["end"], size=news["size"], turn=1)
+    assert (again["events"], again["log"]["text"], again["turns"]) == ([], "", [])
     store.add(rollout_outcome("live"), SQUARE)
     assert get("rollouts/live/live")["state"] == "stored"
     assert get("rollouts")["running"] == []

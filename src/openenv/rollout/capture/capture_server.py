@@ -51,7 +51,6 @@ from .records import (
     JournalFull,
     Recorder,
     Recording,
-    RecordingBuilder,
     RecordingReader,
     has_records,
     read,
@@ -69,21 +68,14 @@ _ID = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,127}")
 class Capture:
     """A rollout at the proxy: its key, and its captured calls. Usable from any thread."""
 
-    def __init__(
-        self,
-        server: CaptureServer,
-        rollout: CapturedRollout,
-        key: str,
-        path: Path,
-        held: RecordingBuilder | None = None,
-    ) -> None:
+    def __init__(self, server: CaptureServer, rollout: CapturedRollout, key: str) -> None:
         self._server = server
-        self._held = held
+        self._held = rollout.recorder.held  # the recorder forgets it at the end
         self.rollout = rollout
         self.key = key
         """The agent's API key; only this proxy accepts it."""
         self.rollout_id = rollout.rollout_id
-        self.path = path
+        self.path = rollout.recorder.folder
         """The folder of the records."""
 
     def recording(self) -> Recording:
@@ -290,6 +282,7 @@ class CaptureServer(ProxyListener):
         metadata: Mapping[str, Any] | None = None,
         traits: EndpointTraits | None = None,
         key: str | None = None,
+        root: Path | None = None,
     ) -> Capture:
         """Open a rollout: a key, a budget, and a file of records.
 
@@ -300,11 +293,12 @@ class CaptureServer(ProxyListener):
             metadata: Written into its records.
             traits: Facts about the endpoint from earlier rollouts.
             key: The agent's key; by default a random one.
+            root: The folder of journals; by default that of the server.
 
         Raises:
             CaptureError: The ID is taken or cannot be the name of a folder, or the records cannot be made.
         """
-        rollout = self._new_rollout(rollout_id, model, budget or Budget(), traits or EndpointTraits())
+        rollout = self._new_rollout(rollout_id, model, budget or Budget(), traits or EndpointTraits(), root)
         rollout.metadata.update(metadata or {})
         return self._begin(rollout, key or _new_key(), lambda: rollout.recorder.create(_description(rollout)))
 
@@ -316,6 +310,7 @@ class CaptureServer(ProxyListener):
         start: BranchPoint | None = None,
         budget: Budget | None = None,
         metadata: Mapping[str, Any] | None = None,
+        root: Path | None = None,
     ) -> Capture:
         """Open a rollout whose agent gets recorded answers first: its own after an interruption, or those of a parent.
 
@@ -325,39 +320,41 @@ class CaptureServer(ProxyListener):
             start: The beginning of a rollout without records: a call of its parent, or None.
             budget: Its limits; recorded answers count.
             metadata: Written into its records.
+            root: The folder of journals, also of its parent's; by default that of the server.
 
         Raises:
             CaptureError: As in `open`, or the records cannot be read or continued.
         """
-        rollout = self._new_rollout(rollout_id, model, budget or Budget(), EndpointTraits())
+        rollout = self._new_rollout(rollout_id, model, budget or Budget(), EndpointTraits(), root)
         rollout.metadata.update(metadata or {})
         recorder = rollout.recorder
 
         def begin() -> None:
-            if has_records(self.root / rollout_id):
-                earlier = recorder.reopen()
+            about = _description(rollout)
+            earlier = recorder.reopen() if has_records(recorder.folder) else None
+            if earlier is not None and earlier.recording.model:
+                recorder.note("resume", **about)
                 rollout.replay = Replay(earlier.answers_until(None), earlier.unanswered)
-            elif start is None:
-                recorder.create(_description(rollout))
-            else:
-                parent = RecordingReader(self.root / start.rollout_id)
+                return
+            if start is not None:
+                parent = RecordingReader(recorder.folder.parent / start.rollout_id)
                 parent.advance()
                 items = recorder.continue_from(parent.builder, until=start.call)
                 rollout.replay = Replay(parent.builder.answers_until(start.call))
-                about: Json = {"rollout_id": start.rollout_id, "call": start.call, "items": items}
+                about["parent"] = {"rollout_id": start.rollout_id, "call": start.call, "items": items}
                 if not start.is_branch:
-                    about["is_branch"] = False
-                recorder.create({**_description(rollout), "parent": about})
+                    about["parent"]["is_branch"] = False
+            recorder.create(about)
 
         return self._begin(rollout, _new_key(), begin)
 
     def _new_rollout(
-        self, rollout_id: str | None, model: Model, budget: Budget, traits: EndpointTraits
+        self, rollout_id: str | None, model: Model, budget: Budget, traits: EndpointTraits, root: Path | None
     ) -> CapturedRollout:
         rollout_id = rollout_id or secrets.token_hex(16)
         if not _ID.fullmatch(rollout_id):
             raise CaptureError(f"{rollout_id!r} cannot be the id of a rollout: letters, digits, '.', '_', '-' can.")
-        recorder = Recorder(self.root / rollout_id / FILE, is_durable=self._is_durable)
+        recorder = Recorder((root or self.root) / rollout_id / FILE, is_durable=self._is_durable)
         if self._holds_calls:
             recorder.hold()
         return CapturedRollout(rollout_id, b"", model, Spending(budget), recorder, traits)
@@ -371,7 +368,7 @@ class CaptureServer(ProxyListener):
         except BaseException:
             self._registry.discard(rollout)
             raise
-        return Capture(self, rollout, key, self.root / rollout.rollout_id, rollout.recorder.held)
+        return Capture(self, rollout, key)
 
     def rollouts(self) -> list[CapturedRollout]:
         """Return every rollout that the server still lists."""

@@ -150,7 +150,7 @@ class ControlRoutes(AdminRoutes):
 
     # In a thread: a recording of a long rollout takes seconds to read, and the loop has all calls.
     def _export(self, rollout: CapturedRollout, what: str, query: dict[str, list[str]]) -> Json:
-        recording = read(self._server.root / rollout.rollout_id)
+        recording = read(rollout.recorder.folder)
         if what == "rollout":
             discarded = _flag(query, "include_discarded", default=True)
             messages = _flag(query, "include_messages", default=False)

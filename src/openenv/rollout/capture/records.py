@@ -8,7 +8,9 @@ Every entry begins with its checksum `c`, the CRC-32 of its bytes after it; the 
 that fails its checksum is torn if it is the last one, and is dropped when the rollout goes on. With whole entries after
 it, the file is damaged, and nothing of it is used.
 
-    {"c":"5d41402a","k":"open","v":1,"at":1794805356.7,"rollout_id":"r1","metadata":{},"model":{...},"budget":{...}}
+    {"c":"5d41402a","k":"open","v":1,"at":1794805356.7,"rollout_id":"r1","begun":{"agent":"opencode",...},"len":310}
+    {"instruction":"Sort it.","verify":["true"],...}        the task; only rollouts of a store have it, and `begun`
+    {"k":"model","at":1794805357.0,"metadata":{},"model":{...},"budget":{...}}       part of `open` without a store
     {"k":"call","n":1,"at":1794805357.6,"dialect":"anthropic","to":"openai_chat","path":"/v1/messages","stream":true,
      "not_trainable":[],"removed":["temperature"],"len":249}
     {"asked":{"stream":true,"messages":{"$items":[[0,1]]}},"sent":{"set":{"logprobs":true,...},"unset":[]},"new":[{"role":...}]}
@@ -22,12 +24,12 @@ it, the file is damaged, and nothing of it is used.
     {"k":"event","phase":"setup","message":"setup 1 of 1: exit code 0","facts":{...},"at":1794805356.9}
     {"k":"stop","at":1794805358.1,"limit":"calls"}           a call that the budget answered
     {"k":"note","what":"revoked","at":1794805359.0}          or "failed": entries are missing here
-    {"k":"resume","at":1794809000.2}                         the rollout starts again; only what follows counts
+    {"k":"resume","at":1794809000.2,"model":{...},...}       the rollout starts again; only what follows counts
     {"k":"replay","n":1,"at":1794809001.0}                   the agent got the recorded answer of call 1 again
     {"k":"files","call":2,"commands":1,"len":81}             changed files, and `command`: `run/recorded_files.py`
 
-A branch begins with `"parent":{"rollout_id":"r1","call":5,"items":12}` in its `open` entry: it continues the parent's
-first 5 calls, and its references to items and prompts go on from the parent's. So the shared part is on disk once.
+A branch has `"parent":{"rollout_id":"r1","call":5,"items":12}` in its `model` entry: it continues the parent's first 5
+calls, and its references to items and prompts go on from the parent's. So the shared part is on disk once.
 """
 
 from __future__ import annotations
@@ -49,6 +51,7 @@ from typing import Any, cast
 from openenv.errors import CaptureError
 from openenv.sandboxes.host import sync_path
 
+from ..progress import Progress
 from ..tasks.model_parameters import (
     AgentDialectName,
     Dialect,
@@ -115,6 +118,7 @@ class Recorder:
 
     def __init__(self, path: Path, *, is_durable: bool = False) -> None:
         self._path, self.is_durable = path, is_durable
+        self.folder = path.parent
         self._is_new = False
         self._synced_at = -SYNC_S
         self.is_sync_planned = False
@@ -141,22 +145,30 @@ class Recorder:
         self.held = RecordingBuilder(self._path, keeps_token_data=False)
         return self.held
 
-    def create(self, about: Json) -> None:
-        """Create the file with its first entry.
+    def create(self, about: Json, task: bytes = b"") -> None:
+        """Create the file with its first entry; if `RolloutStore.begin` has created it, add the facts about the calls.
 
         Raises:
-            CaptureError: The file exists already, or cannot be created.
+            CaptureError: There are records of calls already, or the file cannot be created.
         """
         try:
-            self._path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+            self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
             # O_EXCL: a second rollout with this ID must not append to the records of the first.
             os.close(os.open(self._path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_APPEND | os.O_CLOEXEC, 0o600))
         except FileExistsError:
-            raise CaptureError(f"There are records already in {self._path}.") from None
+            entries = read_entries(self.folder)
+            if task or not (entries and entries[0][1]) or any(head["k"] == "model" for head, _ in entries):
+                raise CaptureError(f"There are records already in {self._path}.") from None
+            if self.held is not None:
+                held = self.hold()
+                for head, _ in entries:
+                    held.take(JournalEntry(head))
+            self.note("model", **about)
         except OSError as exc:
             raise CaptureError(f"Cannot make {self._path}: {exc}") from exc
-        self.note("open", v=1, **about)
-        self._is_new = True
+        else:
+            self._is_new = True
+            self.note("open", task, v=1, **about)
 
     # `fdatasync` takes a tenth of the CPU time of a short call, so calls of a fast model share one.
     def next_sync_s(self) -> float | None:
@@ -179,7 +191,7 @@ class Recorder:
             assert self._fd is not None, "`_acquire` has opened it"
             _fdatasync(self._fd)  # outside of the lock: it takes milliseconds
             if self._is_new:
-                for folder in (self._path.parent, self._path.parent.parent):  # the names of the file and its folder
+                for folder in (self.folder, self.folder.parent):  # the names of the file and its folder
                     sync_path(folder)
                 self._is_new = False
         except OSError as exc:
@@ -206,7 +218,6 @@ class Recorder:
             held = RecordingReader(self._path, keeps_token_data=False)
             held.advance()
             self.held = held.builder
-        self.note("resume")
         return builder
 
     def continue_from(self, builder: RecordingBuilder, *, until: int | None = None) -> int:
@@ -264,17 +275,31 @@ class Recorder:
         """Record a changed request of the same call, after the endpoint refused a parameter."""
         self._append_packed({"k": "resent", "n": number}, request, sent, is_first=False)
 
-    def note(self, kind: str, **facts: Any) -> None:
-        """Record an entry outside of calls: `open`, `stop` or `note`."""
+    def note(self, kind: str, payload: bytes = b"", **facts: Any) -> None:
+        """Record an entry outside of calls: `open`, `model`, `resume`, `stop` or `note`."""
         self._acquire()
         try:
-            self.append({"k": kind, "at": time.time(), **facts})
+            self.append({"k": kind, "at": time.time(), **facts}, payload)
         finally:
             self.release()
 
-    def event(self, fields: Json) -> None:
+    def take_over(self, folder: Path) -> None:
+        """Add the calls of a journal from another machine; the events are here already.
+
+        Raises:
+            CaptureError: It cannot be read, or its entries cannot be written.
+        """
+        self._acquire()
+        try:
+            for head, payload in read_entries(folder):
+                if head["k"] != "event":
+                    self.append({**head, "k": "model"} if head["k"] == "open" else head, payload)
+        finally:
+            self.release()
+
+    def event(self, event: Progress) -> None:
         """Record an event of the rollout: a phase, the result of a setup line, a command. Errors are ignored."""
-        self.fact("event", fields)
+        self.fact("event", event.model_dump(mode="json", exclude={"rollout_id"}, exclude_none=True))
 
     # No call depends on a fact. So one that cannot be written is no missing record, which would discard the rollout.
     def fact(self, kind: str, fields: Json, payload: bytes = b"") -> bool:
@@ -882,6 +907,7 @@ def read_entries(folder: Path) -> list[tuple[Json, bytes]]:
 def read_events(folder: Path) -> list[Json]:
     """Return the events in the journal of a rollout, with one for each of its calls; none without a journal."""
     events: list[Json] = []
+    turns: set[object] = set()  # of calls that another machine reported as events
     began = 0.0
     with contextlib.suppress(OSError), (folder / FILE).open("rb") as file:
         while (line := file.readline()).endswith(b"\n"):
@@ -894,8 +920,8 @@ def read_events(folder: Path) -> list[Json]:
                 began = at
             elif kind == "event":
                 events.append(head)
-            elif kind in ("call", "replay"):
-                number = head.get("n")
+                turns.add(head.get("turn"))
+            elif kind in ("call", "replay") and (number := head.get("n")) not in turns:
                 message = f"model call {number}" if kind == "call" else f"model call {number} again"
                 about: Json = {"phase": "agent", "message": message, "turn": number}
                 events.append({**about, "elapsed_s": max(0.0, at - began), "at": at})
@@ -915,16 +941,37 @@ def read(path: Path | str) -> Recording:
     return replace(reader.recording, calls=sorted(calls, key=lambda call: call.number))
 
 
+def read_opening(folder: Path) -> JournalEntry:
+    """Return the first entry in the journal of a rollout; its bytes are the task.
+
+    Raises:
+        CaptureError: There is none, or it is damaged.
+    """
+    try:
+        with (folder / FILE).open("rb") as file:
+            line = file.readline()
+            size = (load_object(line) or {}).get("len")
+            entry = _entry_at(line + file.read(size + 1) if isinstance(size, int) else line, 0)
+    except OSError as exc:
+        raise CaptureError(f"Cannot read {folder / FILE}: {exc}") from exc
+    if entry is None:
+        raise CaptureError(f"{folder / FILE} is damaged: its first entry is not as it was written")
+    return entry[0]
+
+
 def has_records(folder: Path) -> bool:
-    """Return whether a folder has the records of a rollout; a file without a whole entry is removed."""
+    """Return whether a folder has a journal, whole or damaged; a file without a whole entry is removed."""
+    with contextlib.suppress(CaptureError):
+        return bool(read_opening(folder))
     file = folder / FILE
     try:
-        with file.open("rb") as opened:
-            if opened.readline().endswith(b"\n"):
-                return True
-        file.unlink()  # the engine was killed between its creation and its first entry
+        if _entries_in(file.read_bytes())[0]:
+            return True
+        file.unlink()  # the engine was killed while it wrote the first entry
     except FileNotFoundError:
         pass
+    except ValueError:
+        return True
     except OSError as exc:
         raise CaptureError(f"Cannot read {file}: {exc}") from exc
     return False
@@ -976,15 +1023,18 @@ class RecordingBuilder:
         if self._recording is None:
             if kind != "open":
                 raise CaptureError(f"{self._file} does not hold records of a rollout.")
-            self._recording = _opened(entry.head, self._file)
-            if self._recording.parent is not None:
-                self._continue_parent(self._recording.parent)
+            rollout_id, opened_at = str(entry.head.get("rollout_id", "")), entry.head.get("at", 0.0)
+            self._recording = Recording(rollout_id, self._file, opened_at)
+            self._describe(entry.head)
+        elif kind == "model":
+            self._describe(entry.head)
         elif kind == "call":
             self._drafts[entry.head["n"]] = _Draft(_call(entry, self.items))
         elif kind == "replay":
             self._calls.append(self.answered[entry.head["n"]])
         elif kind == "resume":
             self._begin_again()
+            self._describe(entry.head)
         elif kind in ("stop", "note"):
             (self._recording.stops if kind == "stop" else self._recording.notes).append(entry.head)
         elif number in self._drafts:
@@ -1017,12 +1067,18 @@ class RecordingBuilder:
         self._drafts.clear()
         self._calls.clear()
 
-    def _continue_parent(self, parent: Json) -> None:
-        """Take over the shared calls of the rollout that this one branches from.
+    def _describe(self, head: Json) -> None:
+        """Take the facts about the calls, and the shared calls of the rollout that this one branches from.
 
         Raises:
-            CaptureError: Its records cannot be read.
+            CaptureError: The records of that rollout cannot be read.
         """
+        for name in ("metadata", "model", "budget"):
+            if head.get(name):
+                setattr(self.recording, name, head[name])
+        parent = self.recording.parent = head.get("parent") or self.recording.parent
+        if parent is None or "parent" not in head:
+            return
         # <captures>/PARENT/calls.log, beside <captures>/BRANCH/calls.log
         reader = RecordingReader(
             self._file.parent.parent / parent["rollout_id"], keeps_token_data=self._keeps_token_data
@@ -1125,18 +1181,6 @@ class RecordingReader:
             yield
         except (ValueError, RecursionError, LookupError, TypeError, AttributeError) as exc:
             raise CaptureError(f"{self._file} is damaged: {type(exc).__name__}: {exc}") from exc
-
-
-def _opened(head: Json, file: Path) -> Recording:
-    return Recording(
-        rollout_id=str(head.get("rollout_id", "")),
-        path=file,
-        opened_at=head.get("at", 0.0),
-        metadata=head.get("metadata") or {},
-        model=head.get("model") or {},
-        budget=head.get("budget") or {},
-        parent=head.get("parent"),
-    )
 
 
 def _call(entry: JournalEntry, items: list[Any]) -> Call:

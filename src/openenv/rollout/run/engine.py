@@ -26,7 +26,7 @@ import re
 import secrets
 import shutil
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future
 from dataclasses import asdict, dataclass, replace
 from functools import partial
@@ -40,6 +40,7 @@ from openenv.errors import CaptureError, RolloutCancelled, RolloutError, Sandbox
 from openenv.rollout.agents.base import Agent, Installation
 from openenv.rollout.agents.base import agent as agent_by_name
 from openenv.rollout.agents.builtin import Noop, Oracle
+from openenv.rollout.capture.records import FILE, Recorder
 from openenv.rollout.capture.training_trace import Sequence as TokenSequence
 from openenv.rollout.progress import Cancellation, OnProgress, Progress, Reporter
 from openenv.rollout.run.phases import ModelAccess, RolloutPlan, RolloutRun
@@ -51,7 +52,7 @@ from openenv.rollout.run.recorded_files import (
 from openenv.rollout.run.shared_setup import SetupGroup
 from openenv.rollout.run.validation import Validation, Validator, ValidatorOptions
 from openenv.rollout.store.outcome import Outcome, group_of
-from openenv.rollout.store.store import EventLog, RolloutStore, check_is_no_folder
+from openenv.rollout.store.store import RolloutStore, check_is_no_folder
 from openenv.rollout.tasks.model_parameters import derived_seed
 from openenv.rollout.tasks.task import BranchPoint, Budget, Model, Task, Trust, sandbox_spec
 from openenv.rollout.verify.verifier import verify
@@ -90,15 +91,13 @@ class RolloutSink(Protocol):
     """The store of an engine: a `RolloutStore`, or on a cluster an object that sends the files to one."""
 
     captures: Path
+    """The folder of the journals."""
 
     def begin(self, rollout_id: str, task: Task, /, *, about: Mapping[str, Any] | None = None) -> None:
         """Mark a rollout as running."""
 
     def live_file(self, rollout_id: str, name: str, /) -> Path:
         """Return the path of a file that is written during the rollout."""
-
-    def keep_capture(self, rollout_id: str, records: Path, /) -> None:
-        """Store the records of the rollout's model calls from this folder."""
 
     def add(
         self,
@@ -382,6 +381,8 @@ class Engine:
         """
         rollout_id = rollout_id or new_rollout_id()
         check_rollout_id(rollout_id)
+        if start is not None and not start.is_branch and self.agent.dialect is None:
+            start = None  # there are no answers to take over
         return self._run_plan(replace(self._plan(task, rollout_id, metadata), start=start), **watch)
 
     def resume(self, rollout_id: str, **watch: Unpack[RunArguments]) -> Outcome:
@@ -422,16 +423,12 @@ class Engine:
             validation = self.validate(task, cancel)
             plan = replace(plan, references=validation.references, setup_group=setup_group)
             store = self.options.store
-            if store is None:
-                reporter = Reporter(rollout_id, on_progress, lock=self._events)
-                return self._run(plan, reporter, cancel, validation.failure)
-            # The order is begin, captured calls, record. A record in the store therefore means that the rollout is
-            # complete, and a rollout whose engine died is listed as interrupted.
-            if not plan.is_resumed:
+            # The order is begin, journal, record. A record in the store therefore means that the rollout is complete,
+            # and a rollout whose engine died is listed as interrupted.
+            if store is not None and not plan.is_resumed:
                 store.begin(rollout_id, task, about=self._about(plan))
             reporter = Reporter(rollout_id, on_progress, lock=self._events)
-            with EventLog(store.live_file(rollout_id, "events.jsonl")) as reporter.journal:
-                return self._run(plan, reporter, cancel, validation.failure)
+            return self._run(plan, reporter, cancel, validation.failure)
         finally:
             shutil.rmtree(plan.folder, ignore_errors=True)
 
@@ -480,14 +477,13 @@ class Engine:
         return seeded_model(model, seed, *facts)
 
     def _run(self, plan: RolloutPlan, reporter: Reporter, cancel: Cancellation, failure: str | None) -> Outcome:
-        store = self.options.store
+        store, proxy, model = self.options.store, self._capture, self._model(plan)
         rollout = RolloutRun(plan, ModelAccess(), reporter=reporter, cancel=cancel)
-        if failure is not None:  # the agent's tokens would be wasted
-            outcome = rollout.refuse("grader_failed", failure)
-        elif self._capture is None or (model := self._model(plan)) is None or self.agent.dialect is None:
-            outcome = rollout.run()
-        else:
-            try:
+        try:
+            if failure is not None or proxy is None or model is None or self.agent.dialect is None:
+                with self._journaled(plan, reporter):  # if the checks are wrong, the agent's tokens would be wasted
+                    outcome = rollout.run() if failure is None else rollout.refuse("grader_failed", failure)
+            else:
                 try:
                     rollout, outcome, capture = self._run_recorded(
                         replace(plan, may_restart=True), model, reporter, cancel
@@ -498,21 +494,37 @@ class Engine:
                     shutil.rmtree(plan.folder)
                     plan.folder.mkdir()
                     rollout, outcome, capture = self._run_recorded(plan, model, reporter, cancel)
-            except CaptureError as exc:
-                outcome = rollout.refuse("env_failed", str(exc))
-            else:
                 # With a store, the sequences are read from its files. Without one, they go with the outcome, because
                 # the captured calls are removed with the engine's scratch folder.
                 if store is None:
                     outcome.keep_sequences(_sequences(capture))
-                else:
-                    store.keep_capture(plan.rollout_id, capture.path)
+        except CaptureError as exc:
+            outcome = rollout.refuse("env_failed", str(exc))
         if store is not None:
             with reporter.during("store", "storing"):
                 store.add(outcome, plan.task, worktree=rollout.work, baseline=rollout.baseline, agent_log=rollout.log)
         reporter.phase = "done"
         reporter.say(f"{outcome.status}, reward {outcome.reward}")
         return outcome
+
+    @contextlib.contextmanager
+    def _journaled(self, plan: RolloutPlan, reporter: Reporter) -> Iterator[None]:
+        """Keep the journal of a rollout without model calls open while the block runs.
+
+        Raises:
+            CaptureError: The journal of a resumed rollout cannot be continued.
+        """
+        store = self.options.store
+        if store is None:
+            yield
+            return
+        recorder = Recorder(store.captures / plan.rollout_id / FILE)
+        if plan.is_resumed:
+            recorder.reopen()
+            recorder.note("resume")
+        reporter.journal = partial(_journal, recorder)
+        with recorder.opened():
+            yield
 
     def _run_recorded(
         self, plan: RolloutPlan, model: Model, reporter: Reporter, cancel: Cancellation
@@ -528,7 +540,7 @@ class Engine:
         capture = self._open_capture(self._capture, plan, model)
         access = ModelAccess(self._capture, capture)
         if self.options.store is not None:
-            reporter.journal = partial(_journal, capture)
+            reporter.journal = partial(_journal, capture.rollout.recorder)
         rollout = RolloutRun(plan, access, reporter=reporter, cancel=cancel)
         with capture, capture.rollout.recorder.opened():
             outcome = rollout.run()
@@ -559,15 +571,17 @@ class Engine:
         return replace(plan, restored=restored)
 
     def _open_capture(self, proxy: CaptureServer, plan: RolloutPlan, model: Model) -> Capture:
+        root = None if self.options.store is None else self.options.store.captures
+        about: dict[str, Any] = {"budget": self._budget, "metadata": plan.metadata, "root": root}
         if plan.start is None and not plan.is_resumed:
-            return proxy.open(plan.rollout_id, model, budget=self._budget, metadata=plan.metadata)
-        return proxy.reopen(plan.rollout_id, model, start=plan.start, budget=self._budget, metadata=plan.metadata)
+            return proxy.open(plan.rollout_id, model, **about)
+        return proxy.reopen(plan.rollout_id, model, start=plan.start, **about)
 
 
-def _journal(capture: Capture, event: Progress) -> None:
+def _journal(recorder: Recorder, event: Progress) -> None:
     """Write an event to the journal, except for those of model calls, which it has already."""
     if event.turn is None:
-        capture.rollout.recorder.event(event.model_dump(mode="json", exclude={"rollout_id"}, exclude_none=True))
+        recorder.event(event)
 
 
 def _sequences(capture: Capture) -> list[TokenSequence]:

@@ -42,6 +42,7 @@ from openenv.errors import CaptureError, RolloutCancelled, RolloutError
 from openenv.protocol.addresses import is_loopback
 from openenv.providers.ray_cluster import RayCluster
 from openenv.rollout.agents.base import agent as agent_by_name
+from openenv.rollout.capture.records import FILE, Recorder
 from openenv.rollout.progress import Cancellation, OnProgress, Progress, Reporter
 from openenv.rollout.run.engine import (
     Engine,
@@ -54,7 +55,6 @@ from openenv.rollout.run.engine import (
 )
 from openenv.rollout.run.shared_setup import SharedSetups, setup_key
 from openenv.rollout.store.outcome import Outcome, Status, group_of
-from openenv.rollout.store.store import EventLog
 from openenv.rollout.tasks.task import Task, sandbox_spec
 from openenv.rollout.verify.lint import require_trust
 from openenv.sandboxes.base import Sandboxes
@@ -134,12 +134,6 @@ class Outbox:
         """Return the path of a file that is written during the rollout."""
         return self._live / rollout_id / name
 
-    def keep_capture(self, rollout_id: str, records: Path) -> None:
-        """Send the records of a rollout's model calls."""
-        for path in sorted(records.rglob("*")):
-            if path.is_file():
-                self._send(rollout_id, path, f"captures/{path.relative_to(records).as_posix()}")
-
     def add(
         self,
         outcome: Outcome,
@@ -156,8 +150,9 @@ class Outbox:
 
             with suppress(CaptureError):
                 outcome.keep_sequences(export.sequences(read(records)))
-        for name, path in (("worktree.tar", worktree), ("baseline.tar", baseline), ("agent.log", agent_log)):
-            if path is not None and path.exists():
+        files = [(f"captures/{path.relative_to(records).as_posix()}", path) for path in sorted(records.rglob("*"))]
+        for name, path in (*files, ("worktree.tar", worktree), ("baseline.tar", baseline), ("agent.log", agent_log)):
+            if path is not None and path.is_file():
                 self._send(outcome.rollout_id, path, name)
 
     def _send(self, rollout_id: str, path: Path, name: str) -> None:
@@ -429,28 +424,28 @@ class RayEngine:
         except FileExistsError:
             raise RolloutError(f"A rollout '{rollout_id}' is running already") from None
         try:
-            with ExitStack() as stack:
-                reporter = Reporter(rollout_id, on_progress, lock=self._events)
-                if self.store is not None:
-                    self.store.begin(rollout_id, task, about=self._about(task, metadata))
-                    log = EventLog(self.store.live_file(rollout_id, "events.jsonl"))
-                    reporter.journal = stack.enter_context(log)
-                run = _RemoteRollout(task, rollout_id, metadata, reporter, cancel or Cancellation(), folder)
-                outcome = self._run(run)
-                if self.store is not None:
-                    self.store.keep_capture(rollout_id, folder / "captures")
-                    tars = {"worktree": folder / "worktree.tar", "baseline": folder / "baseline.tar"}
-                    self.store.add(outcome, task, agent_log=folder / "agent.log", **tars)
-                reporter.phase = "done"
-                reporter.say(f"{outcome.status}, reward {outcome.reward}")
-                return outcome
+            reporter = Reporter(rollout_id, on_progress, lock=self._events)
+            if self.store is not None:
+                self.store.begin(rollout_id, task, about=self._about(task, metadata))
+                reporter.journal = Recorder(self.store.captures / rollout_id / FILE).event
+            run = _RemoteRollout(task, rollout_id, metadata, reporter, cancel or Cancellation(), folder)
+            outcome = self._run(run)
+            if self.store is not None:
+                self.store.keep_capture(rollout_id, folder / "captures")
+                tars = {"worktree": folder / "worktree.tar", "baseline": folder / "baseline.tar"}
+                self.store.add(outcome, task, agent_log=folder / "agent.log", **tars)
+            reporter.phase = "done"
+            reporter.say(f"{outcome.status}, reward {outcome.reward}")
+            return outcome
         finally:
             shutil.rmtree(folder, ignore_errors=True)
 
-    def _about(self, task: Task, metadata: Mapping[str, Any] | None) -> dict[str, str]:
+    def _about(self, task: Task, metadata: Mapping[str, Any] | None) -> dict[str, Any]:
+        labels = dict(metadata or {})
         model = "" if self.model is None else self.model.name
-        group = group_of(dict(metadata or {}), task.metadata)
-        return {"agent": self.agent.name, "model": model, "sandbox": self._backend_name, "group": group}
+        about = {"agent": self.agent.name, "model": model, "sandbox": self._backend_name}
+        about["group"] = group_of(labels, task.metadata)
+        return {**about, "metadata": labels, "engine": self._options.described()}
 
     # -- attempts --------------------------------------------------------------------------------------------------
 
@@ -767,7 +762,7 @@ class _RemoteRollout:
                 file.write(part.data)
         else:
             self.reporter.phase = part.phase
-            self.reporter.say(part.message, turn=part.turn)
+            self.reporter.say(part.message, turn=part.turn, facts=part.facts)
 
     def forget_files(self) -> None:
         """Remove the files of a failed attempt before the next one."""

@@ -26,7 +26,7 @@ from typing_extensions import Unpack
 
 from openenv import settings
 from openenv.errors import CaptureError, StoreError
-from openenv.rollout.capture.records import Call, Recording, RecordingReader, read_entries
+from openenv.rollout.capture.records import Call, Recording, RecordingReader
 from openenv.rollout.progress import Cancellation, OnProgress
 from openenv.rollout.run.batch import CONCURRENCY, OnOutcome, RunManyArguments, run_many
 from openenv.rollout.run.engine import Engine, EngineArguments, EngineOptions
@@ -71,20 +71,14 @@ class StoredRollout:
 
         The model has no key: its endpoint gets `OPENENV_MODEL_KEY`.
         """
-        if self.is_interrupted:
-            begun = next((each for each in self.store.running() if each.rollout_id == self.rollout_id), None)
-            if begun is not None and begun.engine:
-                return described_options(begun.engine)
+        with contextlib.suppress(StoreError):
+            if engine := self.store.begun(self.rollout_id).engine:
+                return described_options(engine)
         outcome = stored_outcome(self.store, self.rollout_id)
-        described: dict[str, Any] = {}
-        with contextlib.suppress(CaptureError):
-            reader = RecordingReader(self.store.captures / self.rollout_id)
-            reader.advance()
+        described: dict[str, Any] = {} if outcome is None else {"agent": outcome.agent, "sandbox": outcome.sandbox}
+        with contextlib.suppress(StoreError):  # an episode of `play` has no engine, but a model
             # The seed was derived for this rollout: with it, all branches would be equal.
-            model = {name: value for name, value in reader.recording.model.items() if name != "seed"}
-            described = {"model": model or None, "budget": reader.recording.budget or None}
-        if outcome is not None:
-            described |= {"agent": outcome.agent, "sandbox": outcome.sandbox}
+            described["model"] = {name: value for name, value in self.answered()[0].model.items() if name != "seed"}
         return described_options(described)
 
     def resume(self, **engine: Unpack[EngineArguments]) -> Outcome:
@@ -122,20 +116,14 @@ class StoredRollout:
         if call != 0 and call not in answered:
             numbers = f"1 to {max(answered)}" if answered else "none"
             raise StoreError(f"The rollout '{self.rollout_id}' has no answer of call {call}; its calls: {numbers}")
-        arguments: dict[str, Any] = {
-            "record_files": self._has_files(),
-            **self.options(),
-            **options,
-            "store": self.store,
-        }
+        arguments: dict[str, Any] = {**self.options(), "seed": None}  # with its seed, branches could be equal
+        if "model" in arguments:
+            arguments["model"] = arguments["model"].model_copy(update={"seed": None})
+        arguments |= {**options, "store": self.store}
         group = f"{self.rollout_id[:8]}@{call}-{secrets.token_hex(2)}"
         arguments["metadata"] = {"group": group, **(options.get("metadata") or {})}
         arguments["start"] = BranchPoint(self.rollout_id, call)
         return run_many([self.store.task(self.rollout_id)] * samples, **arguments)
-
-    def _has_files(self) -> bool:
-        """Return whether files were recorded: then those of its branches are, too."""
-        return any(head.get("k") == "files" for head, _ in read_entries(self.store.captures / self.rollout_id))
 
     def answered(self) -> tuple[Recording, dict[int, Call]]:
         """Return the facts about the rollout in its journal, and its answered calls by number.
@@ -188,13 +176,12 @@ def resume_rollouts(
     Raises:
         AgentUnavailable, SandboxUnavailable: An agent or a sandbox backend cannot run here.
         StoreError: An outcome could not be stored; or, after all others have ended, some rollouts do not say how they
-            were run.
+            were run, or their journals are damaged.
     """
     cancel = cancel or Cancellation()
-    begun = {each.rollout_id: each for each in store.running()}
-    waiting = [begun[each] for each in store.interrupted() if store.is_begun(each) and each in begun]
-    unknown = [each.rollout_id for each in waiting if not each.engine and "agent" not in engine]
-    waiting = [each for each in waiting if each.rollout_id not in unknown]
+    waiting = [each for each in store.running() if not each.is_running and store.is_begun(each.rollout_id)]
+    unknown = [each for each in waiting if each.damage or (not each.engine and "agent" not in engine)]
+    waiting = [each for each in waiting if each not in unknown]
     outcomes: list[Outcome] = []
     while waiting:
         # One engine for all rollouts with the same options.
@@ -218,16 +205,13 @@ def resume_rollouts(
                 cancel.cancel("interrupted")
                 pool.shutdown(cancel_futures=True)
                 raise
-    _refuse_unknown(unknown)
-    return outcomes
-
-
-def _refuse_unknown(rollouts: list[str]) -> None:
-    if rollouts:
+    if unknown:
+        names = ", ".join(each.damage or each.rollout_id for each in unknown[:5])
         raise StoreError(
-            f"{len(rollouts)} rollouts do not say how they were run, such as those of a Ray cluster: "
-            f"{', '.join(rollouts[:5])}. Pass agent, model and sandbox"
+            f"{len(unknown)} rollouts do not say how they were run: {names}. Pass agent, model and sandbox, or run the "
+            f"damaged ones again"
         )
+    return outcomes
 
 
 def _settings(begun: BegunRollout) -> Mapping[str, Any]:

@@ -111,6 +111,8 @@ def recording(store: RolloutStore, record: Record) -> Recording | None:
         captured = read(folder)
     except CaptureError as exc:
         raise StoreError(f"The model calls of rollout '{record.rollout_id}' cannot be read: {exc}") from exc
+    if not captured.model:
+        return None
     captured.about = about(record)
     names = ("task_id", "status", "reward", "trust", "agent")
     captured.metadata = {**captured.metadata, **{name: captured.about[name] for name in names}}

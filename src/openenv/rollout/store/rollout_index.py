@@ -389,10 +389,6 @@ class RolloutIndex:
         values = [str(row[0]) for row in self._read(query, [prefix, prefix + "\U0010ffff", limit])]
         return [prefix] if prefix in values else values
 
-    def rollout_ids(self) -> set[str]:
-        """Return the IDs of all stored rollouts."""
-        return {str(row[0]) for row in self._read("SELECT rollout_id FROM records WHERE kind = 'rollout'", [])}
-
     def close(self) -> None:
         """Close the file."""
         with self._lock:

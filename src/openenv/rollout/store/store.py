@@ -9,17 +9,15 @@ verifying again appends another record. Any number of processes may write to one
 #                                                 {"format":1,"record_id":"5e0c","rollout_id":"a41f","kind":"rollout",
 #                                                  "sequence":0,"stored_at":1794802380.1,"outcome":{...},"task":{...}}
 #   index.sqlite                                the position of each record, and the columns of `find`; can be deleted
-#   rollouts/a41f.../task.json                  written when the rollout begins
-#                    .running                   locked while it runs. A folder with a free lock and without a record is
-#                                               an interrupted rollout
-#                    agent.log                  the agent's output, written while it runs
-#                    events.jsonl               phases and commands of a rollout without model calls
+#   captures/a41f.../calls.log                  the journal, from the first moment of a rollout: its task, agent and
+#                                               options, then phases, setup results, commands, model calls, limits
+#   running/a41f...                             exists until the rollout has a record; locked while it runs. With a free
+#                                               lock, the rollout is interrupted
+#   rollouts/a41f.../agent.log                  the agent's output, written while it runs
 #                    worktree.tar, baseline.tar
 #                    steps.jsonl                 of a played episode: its reset and its steps
 #   .verdicts                                   locked while a verdict gets its number, which orders the verdicts of a
 #                                               rollout: clocks of machines differ and can be set back
-#   running/a41f....json                        agent, model, task of a running rollout, so that `running` is fast
-#   captures/a41f.../calls.log                  the journal: phases, setup results, commands, model calls, limits
 #   runs/..., streams/...                       which rollout belongs to which task of a batch or stream, for `resume`
 #
 # The order of writes makes a crash harmless: files first (with a hidden name, then renamed), then the line with fsync.
@@ -44,8 +42,8 @@ from typing import IO, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
-from openenv.errors import StoreError
-from openenv.rollout.progress import Progress
+from openenv.errors import CaptureError, StoreError
+from openenv.rollout.capture.records import FILE, Recorder, has_records, read_events, read_opening
 from openenv.rollout.store.outcome import Outcome, group_of, sequence_of
 from openenv.rollout.store.rollout_index import (
     EVERY_RECORD,
@@ -170,7 +168,7 @@ class Record(BaseModel):
 
 
 class BegunRollout(BaseModel):
-    """A rollout without a record."""
+    """A rollout without a record, as its journal describes it."""
 
     model_config = ConfigDict(frozen=True)
 
@@ -182,58 +180,14 @@ class BegunRollout(BaseModel):
     sandbox: str = ""
     metadata: dict[str, Any] = Field(default_factory=dict)
     engine: dict[str, Any] = Field(default_factory=dict)
-    """The options of its engine, for `resume`; empty for rollouts of earlier versions."""
+    """The options of its engine, for `resume`; empty for rollouts without an engine."""
     start: BranchPoint | None = None
     """The call of another rollout at which it started."""
     began_at: float = 0.0
     is_running: bool = True
     """False if its engine died."""
-
-
-class EventLog:
-    """Writes the events of a rollout without a journal of model calls; a context manager.
-
-    The file is created with the first event. A full disk does not end the rollout; later events are missing then.
-    """
-
-    def __init__(self, path: Path) -> None:
-        self._path = path
-        self._file: IO[bytes] | None = None
-        self._is_lost = False
-
-    def __enter__(self) -> EventLog:
-        return self
-
-    def __exit__(self, *exc_info: object) -> None:
-        if self._file is not None:
-            self._file.close()
-            self._file = None
-
-    def __call__(self, event: Progress) -> None:
-        """Write an event."""
-        if self._is_lost:
-            return
-        line = event.model_dump(mode="json", exclude={"rollout_id"}, exclude_none=True) | {"at": time.time()}
-        try:
-            if self._file is None:
-                self._file = self._path.open("ab", buffering=0)
-            self._file.write(json.dumps(line).encode() + b"\n")
-        except OSError as exc:
-            logger.warning("the rest of a rollout's events is lost: %s", exc)
-            self._is_lost = True
-
-
-def _logged_events(path: Path) -> list[dict[str, Any]]:
-    """Return the events of an `EventLog`."""
-    try:
-        lines = path.read_bytes().split(b"\n")[:-1]
-    except OSError:
-        return []
-    events = []
-    for line in lines:
-        with contextlib.suppress(ValueError, RecursionError):
-            events.append(json.loads(line))
-    return [event for event in events if isinstance(event, dict)]
+    damage: str = ""
+    """Why its journal cannot be read; then the other fields are empty."""
 
 
 def check_is_no_folder(store: object) -> None:
@@ -277,13 +231,13 @@ class RolloutStore:
         self.root = Path(root)
         self._shards = self.root / "shards"
         self._rollouts = self.root / "rollouts"
-        self._begun = self.root / "running"
+        self._marks = self.root / "running"
         self.captures = self.root / "captures"
-        """The folder of the recorded model calls."""
+        """The folder of the journals."""
         if not create:
             require_store(self.root)
         with _as_store_error("opened"):
-            for folder in (self._shards, self._rollouts, self.captures):
+            for folder in (self._shards, self._rollouts, self._marks, self.captures):
                 folder.mkdir(parents=True, exist_ok=True)
         self._writer = ShardWriter(self._shards)
         self._index = RolloutIndex(self.root / "index.sqlite", self._shards)
@@ -291,7 +245,7 @@ class RolloutStore:
         self._lock = threading.Lock()
 
     def begin(self, rollout_id: str, task: Task, *, about: Mapping[str, Any] | None = None) -> None:
-        """Mark a rollout as running. Without a record, it is listed as interrupted later.
+        """Begin the journal of a rollout, and mark it as running. Without a record, it is listed as interrupted later.
 
         Args:
             rollout_id: Its ID.
@@ -302,61 +256,69 @@ class RolloutStore:
         Raises:
             StoreError: the ID is in use, or the disk is full.
         """
+        self._claim(rollout_id)
+        try:
+            with _as_store_error("begun"):
+                with self._lock:
+                    self._running[rollout_id] = open_locked(self._marks / rollout_id)
+                journal = Recorder(self.captures / rollout_id / FILE, is_durable=True)
+                begun = {**(about or {}), "task_id": task.task_id}
+                journal.create({"rollout_id": rollout_id, "begun": begun}, task.model_dump_json().encode())
+                journal.sync()
+                for place in (self._rollouts, self._marks):
+                    sync_path(place)
+        except BaseException:
+            self._forget(rollout_id)
+            raise
+
+    def _claim(self, rollout_id: str) -> None:
+        """Use an ID for one rollout.
+
+        Raises:
+            StoreError: it is in use, or the disk is full.
+        """
         folder = self._folder(rollout_id)
         try:
             with _as_store_error("begun"):
                 folder.mkdir()  # fails if this or another process uses the ID
-                try:
-                    with self._lock:
-                        self._running[rollout_id] = open_locked(folder / ".running")
-                    with _synced(folder / "task.json") as file:
-                        file.write(task.model_dump_json().encode())
-                    begun = {
-                        **(about or {}),
-                        "rollout_id": rollout_id,
-                        "task_id": task.task_id,
-                        "began_at": time.time(),
-                    }
-                    _replace(self._begun / f"{rollout_id}.json", json.dumps(begun).encode())
-                    for place in (folder, self._rollouts, self._begun):
-                        sync_path(place)
-                except OSError:
-                    self._unmark(rollout_id)
-                    shutil.rmtree(folder, ignore_errors=True)
-                    raise
         except FileExistsError:
             raise StoreError(f"There is a rollout '{rollout_id}' already") from None
+
+    def _forget(self, rollout_id: str) -> None:
+        """Remove a rollout that ran nothing."""
+        self._unmark(rollout_id)
+        for folder in (self._rollouts, self.captures):
+            shutil.rmtree(folder / rollout_id, ignore_errors=True)
 
     def resume(self, rollout_id: str) -> tuple[Task, BegunRollout]:
         """Mark an interrupted rollout as running again; return its task and its description.
 
         Raises:
-            StoreError: it has ended, runs in another process, or was interrupted before it had a task.
+            StoreError: it has ended, runs in another process, was interrupted before it had a task, or its journal is
+                damaged.
         """
-        folder = self._folder(rollout_id)
-        mark = folder / ".running"
-        handle = try_locked(mark) if folder.is_dir() else None
+        is_there = self._folder(rollout_id).is_dir()
+        handle = try_locked(self._marks / rollout_id) if is_there else None
         if handle is None:
-            how = "runs in another process" if folder.is_dir() else "does not exist"
+            how = "runs in another process" if is_there else "does not exist"
             raise StoreError(f"The rollout '{rollout_id}' cannot be resumed: it {how}")
         with self._lock:
             self._running[rollout_id] = handle
-        try:
-            if stored_outcome(self, rollout_id) is not None:
-                raise StoreError(f"The rollout '{rollout_id}' cannot be resumed: it has ended")
-            task = self.task(rollout_id)
-            begun = json.loads((self._begun / f"{rollout_id}.json").read_bytes())
-            return task, BegunRollout.model_validate(begun)
-        except (OSError, ValueError, RecursionError) as exc:
-            self._unlock(rollout_id)
-            raise StoreError(f"The rollout '{rollout_id}' cannot be resumed: {exc}") from exc
-        except StoreError:
+        if stored_outcome(self, rollout_id) is not None:
             self._unmark(rollout_id)  # its engine died after it had stored the outcome
-            raise
+            raise StoreError(f"The rollout '{rollout_id}' cannot be resumed: it has ended")
+        try:
+            return self.task(rollout_id), self.begun(rollout_id)
+        except StoreError as exc:
+            self.release(rollout_id)
+            raise StoreError(f"The rollout '{rollout_id}' cannot be resumed: {exc}") from exc
 
     def release(self, rollout_id: str) -> None:
         """Stop marking a rollout as running: without a record, it is interrupted."""
-        self._unlock(rollout_id)
+        with self._lock:
+            handle = self._running.pop(rollout_id, None)
+        if handle is not None:
+            os.close(handle)
 
     def add(
         self,
@@ -374,7 +336,7 @@ class RolloutStore:
         """
         rollout_id = outcome.rollout_id
         if rollout_id not in self._running:  # no engine of this process started it
-            self.begin(rollout_id, task)
+            self._claim(rollout_id)
         folder = self._folder(rollout_id)
         sources = {"worktree.tar": worktree, "baseline.tar": baseline, "agent.log": agent_log}
         try:
@@ -382,11 +344,13 @@ class RolloutStore:
                 for name, source in sources.items():
                     if source is not None and source.exists():
                         _copy(source, folder / name)
+                if outcome.turns:
+                    for path in (self.captures / rollout_id).glob("*"):
+                        sync_path(path)
                 record = self._append("rollout", outcome, task)
                 outcome.keep_sequences(self.captures / rollout_id)
                 return record
         except StoreError:
-            # Without a record, the folder of this finished rollout would count as interrupted.
             shutil.rmtree(folder, ignore_errors=True)
             raise
         finally:
@@ -403,7 +367,7 @@ class RolloutStore:
         rollout_id = outcome.rollout_id
         with contextlib.suppress(StoreError):
             return self.get(rollout_id).outcome
-        mark = self._folder(rollout_id) / ".running"
+        mark = self._marks / rollout_id
         if mark.exists():  # the kernel has freed the lock of the dead process
             with self._lock:
                 self._running[rollout_id] = open_locked(mark)
@@ -411,19 +375,19 @@ class RolloutStore:
         return outcome
 
     def keep_capture(self, rollout_id: str, records: Path) -> None:
-        """Copy the records of a rollout's model calls, unless they were written here.
+        """Add the journal of another machine, with the recorded files beside it, to that of a running rollout.
 
         Raises:
-            StoreError: the disk is full.
+            StoreError: the disk is full, or the journal is damaged.
         """
         place = self.captures / rollout_id
         with _as_store_error("stored"):
-            if records.resolve() != place.resolve() and records.is_dir():
-                draft = place.with_name(f".{rollout_id}")
-                shutil.copytree(records, draft, dirs_exist_ok=True)
-                draft.rename(place)
-            for path in place.glob("*"):
-                sync_path(path)
+            for path in records.rglob("*"):
+                if path.is_file() and path.name != FILE:
+                    (target := place / path.relative_to(records)).parent.mkdir(exist_ok=True)
+                    shutil.copyfile(path, target)
+            if has_records(records):
+                Recorder(place / FILE).take_over(records)
 
     def add_verification(self, outcome: Outcome, task: Task, *, verdict: str | None = None) -> Record:
         """Append another verdict on a stored rollout. Earlier verdicts remain, and the first is still the default.
@@ -483,29 +447,52 @@ class RolloutStore:
 
     def running(self) -> list[BegunRollout]:
         """Return the running and interrupted rollouts of all processes, the newest first."""
-        rollouts = []
-        for path in self._begun.glob("[!.]*.json"):
-            with contextlib.suppress(
-                OSError, ValueError, TypeError, RecursionError
-            ):  # it has just ended, or is damaged
-                begun = json.loads(path.read_bytes())
-                is_running = is_locked(self._rollouts / path.stem / ".running")
-                rollouts.append(BegunRollout.model_validate({**begun, "is_running": is_running}))
-        return sorted(rollouts, key=lambda each: each.began_at, reverse=True)
+        self._index.sync()
+        rollouts = [self._unfinished(mark) for mark in self._marks.iterdir()]
+        return sorted(filter(None, rollouts), key=lambda each: each.began_at, reverse=True)
+
+    def unfinished(self, rollout_id: str) -> BegunRollout | None:
+        """Return a running or interrupted rollout; None if it does not exist or has ended."""
+        self._index.sync()
+        return self._unfinished(self._marks / self._folder(rollout_id).name)
+
+    def _unfinished(self, mark: Path) -> BegunRollout | None:
+        is_running = is_locked(mark)
+        if not mark.exists() or self._index.count(RolloutFilter(rollout_id=mark.name)):
+            return None
+        try:
+            begun = self.begun(mark.name)
+        except StoreError as exc:
+            begun = BegunRollout(rollout_id=mark.name, damage=str(exc))
+        return begun.model_copy(update={"is_running": is_running})
+
+    def begun(self, rollout_id: str) -> BegunRollout:
+        """Return the description of a rollout from its journal, whether it has ended or not.
+
+        Raises:
+            StoreError: it has no journal with a description, or a damaged one.
+        """
+        head, _ = self._opening(rollout_id)
+        try:
+            begun = {**head["begun"], "rollout_id": rollout_id, "began_at": head["at"]}
+            return BegunRollout.model_validate(begun)
+        except (LookupError, TypeError, ValueError) as exc:
+            raise StoreError(f"The journal of rollout '{rollout_id}' does not describe it: {exc}") from exc
+
+    def _opening(self, rollout_id: str) -> tuple[dict[str, Any], bytes]:
+        try:
+            entry = read_opening(self.captures / self._folder(rollout_id).name)
+        except CaptureError as exc:
+            raise StoreError(str(exc)) from exc
+        return entry.head, entry.payload
 
     def live_file(self, rollout_id: str, name: str) -> Path:
         """Return the path of a file that is written during the rollout, such as `agent.log`."""
         return self._folder(rollout_id) / name
 
     def events(self, rollout_id: str) -> list[dict[str, Any]]:
-        """Return the events of a rollout so far: `phase`, `message`, `turn`, `elapsed_s`, `at`, `facts`.
-
-        They are in its journal; a rollout without model calls has a file for them.
-        """
-        from openenv.rollout.capture.records import read_events  # writers of stores need no journals
-
-        logged = _logged_events(self._folder(rollout_id) / "events.jsonl")
-        return [*logged, *read_events(self.captures / rollout_id)]
+        """Return the events of a rollout so far: `phase`, `message`, `turn`, `elapsed_s`, `at`, `facts`."""
+        return read_events(self.captures / rollout_id)
 
     def resolve(self, rollout_id: str) -> str:
         """Return the ID of a rollout from a unique prefix.
@@ -673,25 +660,20 @@ class RolloutStore:
 
     def interrupted(self) -> list[str]:
         """Return the rollouts that never ended because their engine died."""
-        self._index.sync()
-        stored = self._index.rollout_ids()
-        names = sorted(path.name for path in self._rollouts.iterdir() if path.is_dir())
-        return [name for name in names if name not in stored and not is_locked(self._rollouts / name / ".running")]
+        return sorted(each.rollout_id for each in self.running() if not each.is_running)
 
     def is_begun(self, rollout_id: str) -> bool:
-        """Return whether a rollout has a task and a description here; the leftovers of a killed beginning are removed.
+        """Return whether a rollout has a journal here, or has ended; the leftovers of a killed beginning are removed.
 
         An interrupted rollout for which this is false ran nothing, and may begin again under its ID.
         """
-        folder = self._folder(rollout_id)
-        if not folder.is_dir():
+        if not self._folder(rollout_id).is_dir():
             return False
-        if (folder / "task.json").exists() and (self._begun / f"{rollout_id}.json").exists():
+        if is_locked(self._marks / rollout_id) or has_records(self.captures / rollout_id):
             return True
-        if stored_outcome(self, rollout_id) is not None or is_locked(folder / ".running"):
+        if stored_outcome(self, rollout_id) is not None:
             return True
-        shutil.rmtree(folder, ignore_errors=True)
-        (self._begun / f"{rollout_id}.json").unlink(missing_ok=True)
+        self._forget(rollout_id)
         return False
 
     def task(self, rollout_id: str) -> Task:
@@ -701,8 +683,10 @@ class RolloutStore:
             StoreError: it cannot be read.
         """
         try:
-            return Task.model_validate_json((self._folder(rollout_id) / "task.json").read_bytes(), context=AS_STORED)
-        except (OSError, ValueError, RecursionError) as exc:
+            return Task.model_validate_json(self._opening(rollout_id)[1], context=AS_STORED)
+        except (StoreError, ValueError) as exc:
+            if (record := stored_record(self, rollout_id)) is not None:  # without an engine, it may have no journal
+                return record.task
             raise StoreError(f"The task of rollout '{rollout_id}' cannot be read: {exc}") from exc
 
     def rebuild(self) -> None:
@@ -714,7 +698,7 @@ class RolloutStore:
         self._writer.close()
         self._index.close()
         for rollout_id in list(self._running):
-            self._unmark(rollout_id)
+            self.release(rollout_id)
 
     def __enter__(self) -> RolloutStore:
         return self
@@ -742,24 +726,22 @@ class RolloutStore:
         return record
 
     def _unmark(self, rollout_id: str) -> None:
-        if rollout_id in self._running:
-            (self._begun / f"{rollout_id}.json").unlink(missing_ok=True)
-            (self._rollouts / rollout_id / ".running").unlink(missing_ok=True)
-            self._unlock(rollout_id)
+        (self._marks / rollout_id).unlink(missing_ok=True)
+        self.release(rollout_id)
 
-    def _unlock(self, rollout_id: str) -> None:
-        with self._lock:
-            handle = self._running.pop(rollout_id, None)
-        if handle is not None:
-            os.close(handle)
+
+def stored_record(store: RolloutStore, rollout_id: str) -> Record | None:
+    """Return the first record of the rollout with this whole ID; None if it has none yet."""
+    with contextlib.suppress(StoreError):
+        record = store.get(rollout_id)
+        return record if record.rollout_id == rollout_id else None
+    return None
 
 
 def stored_outcome(store: RolloutStore, rollout_id: str) -> Outcome | None:
     """Return the outcome of a rollout with this whole ID; None if it has none yet."""
-    with contextlib.suppress(StoreError):
-        outcome = store.get(rollout_id).outcome
-        return outcome if outcome.rollout_id == rollout_id else None
-    return None
+    record = stored_record(store, rollout_id)
+    return None if record is None else record.outcome
 
 
 def check_verdict_name(name: str) -> None:
@@ -792,15 +774,6 @@ def _synced(path: Path) -> Iterator[IO[bytes]]:
         os.fsync(file.fileno())
 
 
-def _replace(target: Path, content: bytes) -> None:
-    """Write a file completely or not at all."""
-    target.parent.mkdir(exist_ok=True)
-    draft = target.with_name(f".{target.name}")
-    with _synced(draft) as file:
-        file.write(content)
-    draft.rename(target)
-
-
 def _copy(source: Path, target: Path) -> None:
     if source == target:  # already written here during the rollout
         sync_path(source)
@@ -817,6 +790,8 @@ def _as_store_error(what: str, outcome: Outcome | None = None) -> Iterator[None]
         yield
     except FileExistsError:
         raise
+    except CaptureError as exc:
+        raise StoreError(f"The rollout could not be {what}: {exc}", outcome=outcome) from exc
     except OSError as exc:
         why = "the disk is full" if exc.errno in _DISK_FULL else str(exc)
         raise StoreError(f"The rollout could not be {what}: {why}", outcome=outcome) from exc

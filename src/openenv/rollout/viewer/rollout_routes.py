@@ -39,7 +39,7 @@ from ..capture.transcript import Transcript, token_documents, transcript
 from ..store.changes import compare_trees
 from ..store.exports import export_rollouts, json_lines
 from ..store.rollout_index import FIRST, Grouping, Order, RolloutFilter, RolloutRow, RolloutStats
-from ..store.store import STEPS_FILE, BegunRollout, Record, RolloutStore, is_unused
+from ..store.store import STEPS_FILE, Record, RolloutStore, is_unused
 from ..tasks.checks import Check, case_verdicts
 from ..tasks.task import TRUSTS, CommandResult
 
@@ -191,9 +191,8 @@ class StoreSet:
             store = self.get(name)
             if store is None:
                 continue
-            begun = [each.rollout_id for each in store.running() if each.rollout_id == rollout_id]
             try:
-                return name, store, begun[0] if begun else store.resolve(rollout_id)
+                return name, store, rollout_id if store.unfinished(rollout_id) else store.resolve(rollout_id)
             except StoreError as exc:
                 error = error or exc
         raise error or StoreError(f"There is no rollout '{rollout_id}'")
@@ -236,7 +235,7 @@ class RolloutViewer:
             "total": store.count(where),
             "offset": offset,
             "rows": [_row_document(row) for row in rows],
-            "running": [_begun_document(each) for each in store.running()],
+            "running": [each.model_dump(mode="json") for each in store.running()],
             "all": _stats_document(whole[0]) if whole else None,
         }
 
@@ -278,10 +277,10 @@ class RolloutViewer:
         """Return one rollout without transcript and files: its outcome, task, verdicts and events."""
         name, store, whole_id = self.stores.holding(rollout_id)
         events = store.events(whole_id)
-        begun = next((each for each in store.running() if each.rollout_id == whole_id), None)
+        begun = store.unfinished(whole_id)
         if begun is not None:
-            task = _read_json(store.live_file(whole_id, "task.json"))
-            about = _begun_document(begun)
+            task = None if begun.damage else store.task(whole_id).model_dump(mode="json")
+            about = begun.model_dump(mode="json")
             return {"store": name, "rollout_id": whole_id, "begun": about, "task": task, "events": events}
         chosen = store.get(whole_id, verdict=query.text("verdict") or FIRST)
         history = store.history(whole_id)
@@ -298,7 +297,7 @@ class RolloutViewer:
             "turns": len(chosen.outcome.turns),
             "verdicts": [_verdict_document(record) for record in reversed(history)],
             "events": events,
-            "has_capture": (store.captures / whole_id / FILE).is_file(),
+            "has_capture": any("turn" in each for each in events),
             "has_steps": store.live_file(whole_id, STEPS_FILE).is_file(),
             "has_log": store.live_file(whole_id, "agent.log").is_file(),
             "tree": _tree_document(store, whole_id),
@@ -365,7 +364,7 @@ class RolloutViewer:
         (of the file of calls) and `turn` (the last turn, which may be incomplete).
         """
         _, store, whole_id = self.stores.holding(rollout_id)
-        begun = next((each for each in store.running() if each.rollout_id == whole_id), None)
+        begun = store.unfinished(whole_id)
         state = "stored"
         if begun is not None:
             state = "running" if begun.is_running else "interrupted"
@@ -465,10 +464,6 @@ def _tree_document(store: RolloutStore, rollout_id: str) -> dict[str, Any]:
     return {"nodes": documents if len(documents) > 1 else [], "left_out": left_out}
 
 
-def _begun_document(begun: BegunRollout) -> dict[str, Any]:
-    return begun.model_dump(mode="json")
-
-
 def _stats_document(stats: RolloutStats) -> dict[str, Any]:
     return {**asdict(stats), "pass_rate": stats.pass_rate, "interval": stats.interval}
 
@@ -516,13 +511,6 @@ def _log_part(path: Path, start: int) -> dict[str, Any]:
     cut = next((n for n in range(1, 4) if start + len(data) < size and data[-n:][:1] >= b"\xc0"), 0)
     data = data[: len(data) - cut] if cut else data
     return {"start": start, "end": start + len(data), "size": size, "text": data.decode("utf-8", "replace")}
-
-
-def _read_json(path: Path) -> Any:
-    try:
-        return json.loads(path.read_bytes())
-    except (OSError, ValueError, RecursionError):
-        return None
 
 
 class RolloutRoutes:

@@ -15,8 +15,8 @@ from environments import Idle, Tools
 from openenv import Action, Observation
 from openenv.protocol.tool_messages import CallToolAction, CallToolObservation
 from openenv.rollout import RolloutStore
+from openenv.rollout.capture.records import FILE, Recorder
 from openenv.rollout.progress import Progress
-from openenv.rollout.store.store import EventLog
 from openenv.rollout.viewer.rollout_routes import viewer_app
 from openenv.server.access import AccessPolicy
 from openenv.server.app import create_app
@@ -128,17 +128,17 @@ def test_a_running_rollout_is_followed_to_its_end(store: RolloutStore, open_page
     page.locator(".running-one").click()
     head = page.locator(".rollout-head")
     expect(head).to_contain_text("running")
-    with EventLog(store.live_file("live", "events.jsonl")) as events:
-        events(Progress(rollout_id="live", phase="agent", message="starting opencode", elapsed_s=1.0))
-        expect(head).to_contain_text("running: agent")
-        talk = Talk(store.captures / "live", "live")
-        message, ids = talk.call([{"role": "user", "content": "go"}], [1], "first words")
-        expect(page.locator(".turn")).to_contain_text(["first words"])
-        talk.call([{"role": "user", "content": "go"}, message, {"role": "user", "content": "on"}], [*ids, 2], "second")
-        expect(page.locator(".turn")).to_have_count(2)
-        page.get_by_role("tab", name="Time and log").click()
-        store.live_file("live", "agent.log").write_text("printed by the agent\n")
-        expect(page.get_by_text("printed by the agent")).to_be_visible()
+    event = Progress(rollout_id="live", phase="agent", message="starting opencode", elapsed_s=1.0)
+    Recorder(store.captures / "live" / FILE).event(event)
+    expect(head).to_contain_text("running: agent")
+    talk = Talk(store.captures / "live", "live")
+    message, ids = talk.call([{"role": "user", "content": "go"}], [1], "first words")
+    expect(page.locator(".turn")).to_contain_text(["first words"])
+    talk.call([{"role": "user", "content": "go"}, message, {"role": "user", "content": "on"}], [*ids, 2], "second")
+    expect(page.locator(".turn")).to_have_count(2)
+    page.get_by_role("tab", name="Time and log").click()
+    store.live_file("live", "agent.log").write_text("printed by the agent\n")
+    expect(page.get_by_text("printed by the agent")).to_be_visible()
     store.add(rollout_outcome("live", reward=1.0), SQUARE)
     expect(head).to_contain_text("Reward")
     expect(page.get_by_role("tab", name="Checks (3)")).to_be_visible()
