@@ -298,8 +298,7 @@ class CaptureServer(ProxyListener):
         Raises:
             CaptureError: The ID is taken or cannot be the name of a folder, or the records cannot be made.
         """
-        rollout = self._new_rollout(rollout_id, model, budget or Budget(), traits or EndpointTraits(), root)
-        rollout.metadata.update(metadata or {})
+        rollout = self._new_rollout(rollout_id, model, budget, metadata, root, traits)
         return self._begin(rollout, key or _new_key(), lambda: rollout.recorder.create(_description(rollout)))
 
     def reopen(
@@ -325,8 +324,7 @@ class CaptureServer(ProxyListener):
         Raises:
             CaptureError: As in `open`, or the records cannot be read or continued.
         """
-        rollout = self._new_rollout(rollout_id, model, budget or Budget(), EndpointTraits(), root)
-        rollout.metadata.update(metadata or {})
+        rollout = self._new_rollout(rollout_id, model, budget, metadata, root)
         recorder = rollout.recorder
 
         def begin() -> None:
@@ -349,7 +347,13 @@ class CaptureServer(ProxyListener):
         return self._begin(rollout, _new_key(), begin)
 
     def _new_rollout(
-        self, rollout_id: str | None, model: Model, budget: Budget, traits: EndpointTraits, root: Path | None
+        self,
+        rollout_id: str | None,
+        model: Model,
+        budget: Budget | None,
+        metadata: Mapping[str, Any] | None,
+        root: Path | None,
+        traits: EndpointTraits | None = None,
     ) -> CapturedRollout:
         rollout_id = rollout_id or secrets.token_hex(16)
         if not _ID.fullmatch(rollout_id):
@@ -357,7 +361,8 @@ class CaptureServer(ProxyListener):
         recorder = Recorder((root or self.root) / rollout_id / FILE, is_durable=self._is_durable)
         if self._holds_calls:
             recorder.hold()
-        return CapturedRollout(rollout_id, b"", model, Spending(budget), recorder, traits)
+        spending, traits = Spending(budget or Budget()), traits or EndpointTraits()
+        return CapturedRollout(rollout_id, b"", model, spending, recorder, traits, dict(metadata or {}))
 
     def _begin(self, rollout: CapturedRollout, key: str, write: Callable[[], None]) -> Capture:
         rollout.key_digest = key_digest(key)

@@ -148,13 +148,15 @@ class Recorder:
     def create(self, about: Json, task: bytes = b"") -> None:
         """Create the file with its first entry; if `RolloutStore.begin` has created it, add the facts about the calls.
 
+        With a task, the disk has the entry when this returns.
+
         Raises:
             CaptureError: There are records of calls already, or the file cannot be created.
         """
         try:
             self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
             # O_EXCL: a second rollout with this ID must not append to the records of the first.
-            os.close(os.open(self._path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_APPEND | os.O_CLOEXEC, 0o600))
+            handle = os.open(self._path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_APPEND | os.O_CLOEXEC, 0o600)
         except FileExistsError:
             entries = read_entries(self.folder)
             if task or not (entries and entries[0][1]) or any(head["k"] == "model" for head, _ in entries):
@@ -167,8 +169,13 @@ class Recorder:
         except OSError as exc:
             raise CaptureError(f"Cannot make {self._path}: {exc}") from exc
         else:
-            self._is_new = True
-            self.note("open", task, v=1, **about)
+            self._fd, self._users, self._size, self._is_new = handle, 1, 0, True
+            try:
+                self.note("open", task, v=1, **about)
+                if task:
+                    self.sync()
+            finally:
+                self.release()
 
     # `fdatasync` takes a tenth of the CPU time of a short call, so calls of a fast model share one.
     def next_sync_s(self) -> float | None:

@@ -26,7 +26,7 @@ import re
 import secrets
 import shutil
 import threading
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from concurrent.futures import Future
 from dataclasses import asdict, dataclass, replace
 from functools import partial
@@ -419,18 +419,16 @@ class Engine:
             plan.folder.mkdir()
         except FileExistsError:
             raise RolloutError(f"A rollout '{rollout_id}' is running already") from None
-        try:
+        with contextlib.ExitStack() as stack:
+            stack.callback(shutil.rmtree, plan.folder, ignore_errors=True)
             validation = self.validate(task, cancel)
             plan = replace(plan, references=validation.references, setup_group=setup_group)
-            store = self.options.store
             # The order is begin, journal, record. A record in the store therefore means that the rollout is complete,
             # and a rollout whose engine died is listed as interrupted.
-            if store is not None and not plan.is_resumed:
-                store.begin(rollout_id, task, about=self._about(plan))
+            if self.options.store is not None and not plan.is_resumed:
+                self.options.store.begin(rollout_id, task, about=self._about(plan))
             reporter = Reporter(rollout_id, on_progress, lock=self._events)
-            return self._run(plan, reporter, cancel, validation.failure)
-        finally:
-            shutil.rmtree(plan.folder, ignore_errors=True)
+            return self._run(plan, reporter, cancel, validation.failure, stack)
 
     def _plan(self, task: Task, rollout_id: str, metadata: Mapping[str, Any] | None) -> RolloutPlan:
         options, store = self.options, self.options.store
@@ -476,13 +474,21 @@ class Engine:
             facts += ["branch", plan.start.call or 0]
         return seeded_model(model, seed, *facts)
 
-    def _run(self, plan: RolloutPlan, reporter: Reporter, cancel: Cancellation, failure: str | None) -> Outcome:
+    def _run(
+        self,
+        plan: RolloutPlan,
+        reporter: Reporter,
+        cancel: Cancellation,
+        failure: str | None,
+        stack: contextlib.ExitStack,
+    ) -> Outcome:
         store, proxy, model = self.options.store, self._capture, self._model(plan)
         rollout = RolloutRun(plan, ModelAccess(), reporter=reporter, cancel=cancel)
         try:
             if failure is not None or proxy is None or model is None or self.agent.dialect is None:
-                with self._journaled(plan, reporter):  # if the checks are wrong, the agent's tokens would be wasted
-                    outcome = rollout.run() if failure is None else rollout.refuse("grader_failed", failure)
+                self._open_journal(plan, reporter, stack)
+                # If the checks are wrong, the agent's tokens would be wasted.
+                outcome = rollout.run() if failure is None else rollout.refuse("grader_failed", failure)
             else:
                 try:
                     rollout, outcome, capture = self._run_recorded(
@@ -507,24 +513,20 @@ class Engine:
         reporter.say(f"{outcome.status}, reward {outcome.reward}")
         return outcome
 
-    @contextlib.contextmanager
-    def _journaled(self, plan: RolloutPlan, reporter: Reporter) -> Iterator[None]:
-        """Keep the journal of a rollout without model calls open while the block runs.
+    def _open_journal(self, plan: RolloutPlan, reporter: Reporter, stack: contextlib.ExitStack) -> None:
+        """Write the events of a rollout without model calls to its journal; the stack closes it.
 
         Raises:
             CaptureError: The journal of a resumed rollout cannot be continued.
         """
-        store = self.options.store
-        if store is None:
-            yield
+        if self.options.store is None:
             return
-        recorder = Recorder(store.captures / plan.rollout_id / FILE)
+        recorder = Recorder(self.options.store.captures / plan.rollout_id / FILE)
         if plan.is_resumed:
             recorder.reopen()
             recorder.note("resume")
         reporter.journal = partial(_journal, recorder)
-        with recorder.opened():
-            yield
+        stack.enter_context(recorder.opened())
 
     def _run_recorded(
         self, plan: RolloutPlan, model: Model, reporter: Reporter, cancel: Cancellation

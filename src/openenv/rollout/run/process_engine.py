@@ -34,6 +34,7 @@ import subprocess
 import sys
 import threading
 import time
+from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future
@@ -272,7 +273,27 @@ class _Worker:
             self.connection.send(message)
 
 
-class ProcessEngine:
+class WorkerProxies(ABC):
+    """The capture proxies of all workers, as one: `GroupStream` pauses them."""
+
+    def hold(self) -> None:
+        """Hold back new model calls until `resume`, without waiting for those under way."""
+        self._order_all("hold")
+
+    def pause(self) -> None:
+        """Hold back new model calls until `resume`; return when those under way have ended."""
+        self._order_all("pause")
+
+    def resume(self) -> None:
+        """Release the model calls that `pause` or `hold` held back."""
+        self._order_all("resume")
+
+    @abstractmethod
+    def _order_all(self, order: ProxyOrder) -> None:
+        """Send an order to all workers; those that start later get it too."""
+
+
+class ProcessEngine(WorkerProxies):
     """Runs rollouts in worker processes, from any number of threads at once, as `Engine` does in this process.
 
     If a worker dies, each of its rollouts runs again on another one. With a store, it keeps its ID, and its agent gets
@@ -424,25 +445,9 @@ class ProcessEngine:
         assert outcome is not None
         return outcome
 
-    # The proxies of all workers, as one: `GroupStream` pauses them.
-
-    def hold(self) -> None:
-        """Hold back new model calls until `resume`, without waiting for those under way."""
-        self._is_held = True
-        self._order_all("hold")
-
-    def pause(self) -> None:
-        """Hold back new model calls until `resume`; return when those under way have ended."""
-        self._is_held = True
-        self._order_all("pause")
-
-    def resume(self) -> None:
-        """Release the model calls that `pause` or `hold` held back."""
-        self._is_held = False
-        self._order_all("resume")
-
     def _order_all(self, order: ProxyOrder) -> None:
         with self._changed:
+            self._is_held = order != "resume"
             workers = [worker for worker in self._workers if worker.is_ready]
         replies = [self._order(worker, order) for worker in workers]
         for reply in replies:

@@ -34,7 +34,7 @@ from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 from urllib.parse import urlsplit
 
 from openenv._lazy import load_package_version
@@ -53,6 +53,7 @@ from openenv.rollout.run.engine import (
     new_rollout_id,
     require_model,
 )
+from openenv.rollout.run.process_engine import WorkerProxies
 from openenv.rollout.run.shared_setup import SharedSetups, setup_key
 from openenv.rollout.store.outcome import Outcome, Status, group_of
 from openenv.rollout.tasks.task import Task, sandbox_spec
@@ -62,6 +63,7 @@ from openenv.sandboxes.host import scratch
 
 if TYPE_CHECKING:
     from openenv.rollout.capture.capture_server import ProxyOrder
+    from openenv.rollout.store.store import RolloutStore
 
 logger = logging.getLogger(__name__)
 
@@ -302,7 +304,7 @@ class _Worker:
         return "a node" if self.place is None else f"node {self.place.address}"
 
 
-class RayEngine:
+class RayEngine(WorkerProxies):
     """Runs rollouts on a Ray cluster, from any number of threads at once, as `Engine` does on this machine.
 
     Rollouts are spread over workers, and workers over nodes. A rollout that ends as `sandbox_failed` or loses its node
@@ -344,7 +346,7 @@ class RayEngine:
         self._is_isolated = all("isolation" in each.features for each in backends)
         self._backends = backends
         self._backend_name = backends[0].name
-        self.store = options.store
+        self.store = cast("RolloutStore | None", options.store)
         self._on_install = options.on_install or (lambda message: logger.info("%s", message))
         self._options = replace(options, store=None, on_install=None)  # Ray pickles them for its workers
         self._cluster, self._retries, self._share_setup = cluster or RayCluster(), retries, share_setup
@@ -542,20 +544,6 @@ class RayEngine:
             wall_s=run.reporter.elapsed_s,
             metadata=dict(run.metadata or {}),
         )
-
-    # -- model calls: the proxies of all workers, as one ---------------------------------------------------------
-
-    def hold(self) -> None:
-        """Hold back new model calls until `resume`, without waiting for those under way."""
-        self._order_all("hold")
-
-    def pause(self) -> None:
-        """Hold back new model calls until `resume`; return when those under way have ended."""
-        self._order_all("pause")
-
-    def resume(self) -> None:
-        """Release the model calls that `pause` or `hold` held back."""
-        self._order_all("resume")
 
     def _order_all(self, order: ProxyOrder) -> None:
         with self._changed:

@@ -264,7 +264,6 @@ class RolloutStore:
                 journal = Recorder(self.captures / rollout_id / FILE, is_durable=True)
                 begun = {**(about or {}), "task_id": task.task_id}
                 journal.create({"rollout_id": rollout_id, "begun": begun}, task.model_dump_json().encode())
-                journal.sync()
                 for place in (self._rollouts, self._marks):
                     sync_path(place)
         except BaseException:

@@ -56,17 +56,6 @@ _LOG_BLOCK = 256 * 1024
 _THREADS = 2  # a server used for training needs the other cores
 _KEPT_TRANSCRIPTS = 4
 _NO_STORE = [(b"cache-control", b"no-store"), (b"x-content-type-options", b"nosniff")]
-_SEVERAL = {
-    "task": "task_id",
-    "group": "group",
-    "agent": "agent",
-    "model": "model",
-    "status": "status",
-    "trust": "trust",
-    "sandbox": "sandbox",
-    "environment": "environment",
-    "policy_version": "policy_version",
-}
 _GROUPINGS: Mapping[str, Grouping] = {
     "task": "task_id",
     "group": "group",
@@ -78,6 +67,7 @@ _GROUPINGS: Mapping[str, Grouping] = {
     "policy_version": "policy_version",
     "verdict": "verdict",
 }
+_SEVERAL = {name: column for name, column in _GROUPINGS.items() if name != "verdict"} | {"sandbox": "sandbox"}
 _NUMBERS = ("min_reward", "max_reward", "since", "until")
 _FILTERS = frozenset({*_SEVERAL, *_NUMBERS, "min_trust", "text", "verdict", "store"})
 _T = TypeVar("_T")
