@@ -326,7 +326,7 @@ def test_a_run_whose_machinery_failed_exits_with_1_and_counts_what_is_done(call:
 def test_interrupted_rollouts_are_listed(call: Call, tmp_path: Path) -> None:
     with RolloutStore(tmp_path / "store") as store:
         store.add(Outcome(rollout_id="whole", status="ok"), Task(instruction="x"))
-        (store.root / "rollouts" / "lost").mkdir()
+        store.begin("lost", Task(instruction="x"))
     assert "1 more were interrupted" in call("ls")
     assert call("ls", "--json")["interrupted"] == ["lost"]
 

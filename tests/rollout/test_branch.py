@@ -172,8 +172,12 @@ def test_what_cannot_be_branched_is_refused(
         with pytest.raises(StoreError, match="There is no rollout"):
             StoredRollout(store, "nothing")
         (noop,) = run_many([TASK], agent="noop", sandbox=local, store=store)
-        with pytest.raises(StoreError, match="cannot be branched"):
+        with pytest.raises(StoreError, match="has no answer of call 1; its calls: none"):
             StoredRollout(store, noop.rollout_id).branch(call=1)
+        file = store.captures / noop.rollout_id / FILE
+        file.write_bytes(file.read_bytes().replace(b'"collect"', b'"COLLECT"', 1))
+        with pytest.raises(StoreError, match=r"cannot be branched: .*is damaged"):
+            StoredRollout(store, noop.rollout_id).branch(call=0)
 
 
 def test_the_options_of_a_stored_rollout_are_known(
