@@ -238,7 +238,8 @@ class Engine:
     def __init__(self, options: EngineOptions) -> None:
         self.options = options
         self.agent = agent_by_name(options.agent)
-        require_model(self.agent, options.model)
+        if self.agent.dialect is not None and options.model is None:
+            raise ValueError(f"The agent '{self.agent.name}' needs a model")
         if options.seed is not None and options.model is not None:
             seeded_model(options.model, options.seed)  # refuses a model with a seed of its own
         self._backend = named_backend(options.sandbox)
@@ -426,7 +427,7 @@ class Engine:
             # The order is begin, journal, record. A record in the store therefore means that the rollout is complete,
             # and a rollout whose engine died is listed as interrupted.
             if self.options.store is not None and not plan.is_resumed:
-                self.options.store.begin(rollout_id, task, about=self._about(plan))
+                self.options.store.begin(rollout_id, task, about=self.about(task, plan.metadata, plan.start))
             reporter = Reporter(rollout_id, on_progress, lock=self._events)
             return self._run(plan, reporter, cancel, validation.failure, stack)
 
@@ -454,12 +455,13 @@ class Engine:
             record_files=options.record_files and isinstance(store, RolloutStore),
         )
 
-    def _about(self, plan: RolloutPlan) -> dict[str, Any]:
-        group = group_of(plan.metadata, plan.task.metadata)
-        about = {"agent": self.agent.name, "model": plan.model_name, "sandbox": plan.backend.name, "group": group}
+    def about(self, task: Task, metadata: Mapping[str, Any] | None, start: BranchPoint | None = None) -> dict[str, Any]:
+        """Return the description of a rollout for its journal."""
+        model, labels = self.options.model, dict(metadata or {})
         self._described = self._described or self.options.described()
-        start = None if plan.start is None else asdict(plan.start)
-        return {**about, "metadata": plan.metadata, "engine": self._described, "start": start}
+        about: dict[str, Any] = {"agent": self.agent.name, "sandbox": self._backend.name}
+        about |= {"model": "" if model is None else model.name, "group": group_of(labels, task.metadata)}
+        return {**about, "metadata": labels, "engine": self._described, "start": None if start is None else asdict(start)}
 
     def _model(self, plan: RolloutPlan) -> Model | None:
         """Return the model of a rollout, with its seed if the run has one."""
@@ -765,16 +767,6 @@ def check_rollout_id(rollout_id: str) -> None:
     """
     if not _ID.fullmatch(rollout_id):
         raise ValueError(f"{rollout_id!r} cannot be the id of a rollout: use letters, digits, '.', '_' and '-'")
-
-
-def require_model(agent: Agent, model: Model | None) -> None:
-    """Check that an agent that needs a model has one.
-
-    Raises:
-        ValueError: it has none.
-    """
-    if agent.dialect is not None and model is None:
-        raise ValueError(f"The agent '{agent.name}' needs a model")
 
 
 def named_backend(sandbox: str | Sandboxes) -> Sandboxes:

@@ -41,7 +41,6 @@ from openenv._lazy import load_package_version
 from openenv.errors import CaptureError, RolloutCancelled, RolloutError
 from openenv.protocol.addresses import is_loopback
 from openenv.providers.ray_cluster import RayCluster
-from openenv.rollout.agents.base import agent as agent_by_name
 from openenv.rollout.capture.records import FILE, Recorder
 from openenv.rollout.progress import Cancellation, OnProgress, Progress, Reporter
 from openenv.rollout.run.engine import (
@@ -51,13 +50,11 @@ from openenv.rollout.run.engine import (
     check_rollout_id,
     named_backend,
     new_rollout_id,
-    require_model,
 )
 from openenv.rollout.run.process_engine import WorkerProxies
 from openenv.rollout.run.shared_setup import SharedSetups, setup_key
-from openenv.rollout.store.outcome import Outcome, Status, group_of
+from openenv.rollout.store.outcome import Outcome, Status
 from openenv.rollout.tasks.task import Task, sandbox_spec
-from openenv.rollout.verify.lint import require_trust
 from openenv.sandboxes.base import Sandboxes
 from openenv.sandboxes.host import scratch
 
@@ -339,13 +336,9 @@ class RayEngine(WorkerProxies):
             raise ValueError("retries must be 0 or more")
         if options.capture is not None:
             raise ValueError("capture cannot be given with Ray: each worker has a capture proxy of its own")
-        self.agent = agent_by_name(options.agent)
-        self.model = options.model
-        require_model(self.agent, options.model)
-        backends = (named_backend(options.sandbox), named_backend(options.verify_sandbox or options.sandbox))
-        self._is_isolated = all("isolation" in each.features for each in backends)
-        self._backends = backends
-        self._backend_name = backends[0].name
+        self._local = Engine(options)  # not entered: it only checks and describes tasks
+        self.agent, self.model = self._local.agent, options.model
+        self._backends = (named_backend(options.sandbox), named_backend(options.verify_sandbox or options.sandbox))
         self.store = cast("RolloutStore | None", options.store)
         self._on_install = options.on_install or (lambda message: logger.info("%s", message))
         self._options = replace(options, store=None, on_install=None)  # Ray pickles them for its workers
@@ -382,12 +375,8 @@ class RayEngine(WorkerProxies):
         self._stack.close()
 
     def require_trust(self, task: Task) -> None:
-        """Check the trust level of a task's checks against the task and the engine; runs nothing.
-
-        Raises:
-            TrustError: a check has a lower level; the text names the check and says how to write it.
-        """
-        require_trust(task, self._options.min_trust, isolated=self._is_isolated)
+        """Check the trust level of a task's checks; see `Engine.require_trust`."""
+        self._local.require_trust(task)
 
     def require_sandboxes(self, task: Task) -> None:
         """Check that the backends support the task's sandboxes. Each node checks its own resources later.
@@ -428,7 +417,7 @@ class RayEngine(WorkerProxies):
         try:
             reporter = Reporter(rollout_id, on_progress, lock=self._events)
             if self.store is not None:
-                self.store.begin(rollout_id, task, about=self._about(task, metadata))
+                self.store.begin(rollout_id, task, about=self._local.about(task, metadata))
                 reporter.journal = Recorder(self.store.captures / rollout_id / FILE).event
             run = _RemoteRollout(task, rollout_id, metadata, reporter, cancel or Cancellation(), folder)
             outcome = self._run(run)
@@ -441,13 +430,6 @@ class RayEngine(WorkerProxies):
             return outcome
         finally:
             shutil.rmtree(folder, ignore_errors=True)
-
-    def _about(self, task: Task, metadata: Mapping[str, Any] | None) -> dict[str, Any]:
-        labels = dict(metadata or {})
-        model = "" if self.model is None else self.model.name
-        about = {"agent": self.agent.name, "model": model, "sandbox": self._backend_name}
-        about["group"] = group_of(labels, task.metadata)
-        return {**about, "metadata": labels, "engine": self._options.described()}
 
     # -- attempts --------------------------------------------------------------------------------------------------
 
@@ -539,7 +521,7 @@ class RayEngine(WorkerProxies):
             reason=reason,
             agent=self.agent.name,
             model="" if self.model is None else self.model.name,
-            sandbox=self._backend_name,
+            sandbox=self._backends[0].name,
             started_at=run.started_at,
             wall_s=run.reporter.elapsed_s,
             metadata=dict(run.metadata or {}),

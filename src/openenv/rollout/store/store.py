@@ -401,7 +401,7 @@ class RolloutStore:
         """
         verdict = secrets.token_hex(4) if verdict is None else verdict
         check_verdict_name(verdict)
-        with _as_store_error("stored", outcome), _locked(self.root / ".verdicts"):
+        with _as_store_error("stored", outcome), os.fdopen(open_locked(self.root / ".verdicts")):
             rows = self._rows(outcome.rollout_id)
             if any(row.verdict == verdict for row in rows):
                 raise StoreError(f"The rollout '{outcome.rollout_id}' has a verdict '{verdict}' already")
@@ -753,15 +753,6 @@ def check_verdict_name(name: str) -> None:
         raise StoreError(
             f"A verdict cannot be called {name!r}: letters, digits, '.', '_' and '-' can, '{FIRST}' and '{LAST}' not"
         )
-
-
-@contextlib.contextmanager
-def _locked(path: Path) -> Iterator[None]:
-    handle = open_locked(path)
-    try:
-        yield
-    finally:
-        os.close(handle)
 
 
 @contextlib.contextmanager
