@@ -461,7 +461,8 @@ class Engine:
         self._described = self._described or self.options.described()
         about: dict[str, Any] = {"agent": self.agent.name, "sandbox": self._backend.name}
         about |= {"model": "" if model is None else model.name, "group": group_of(labels, task.metadata)}
-        return {**about, "metadata": labels, "engine": self._described, "start": None if start is None else asdict(start)}
+        about["start"] = None if start is None else asdict(start)
+        return {**about, "metadata": labels, "engine": self._described}
 
     def _model(self, plan: RolloutPlan) -> Model | None:
         """Return the model of a rollout, with its seed if the run has one."""
