@@ -364,7 +364,7 @@ class RecordedFiles:
         ]
         if places:
             return cls._read(captures, folder, entries[: max(places)[1] + 1])
-        parent = entries[0][0].get("parent") if entries else None
+        parent = next((head["parent"] for head, _ in entries if head.get("parent")), None)
         if parent is not None and parent["call"] is not None:
             return cls.before(captures, parent["rollout_id"], min(call, parent["call"] + 1))
         whys = [head["why"] for head, _ in entries if head.get("k") == "files" and "why" in head]
