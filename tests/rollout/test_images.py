@@ -17,12 +17,11 @@ import pytest
 
 from harbor_folders import BASE_IMAGE, import_base, write_task
 from openenv import settings
-from openenv.errors import AgentUnavailable, SandboxUnavailable, SandboxUnsupported, TaskRefused
+from openenv.errors import AgentUnavailable, SandboxUnavailable, TaskRefused
 from openenv.rollout import Model, RolloutStore, Task, load_tasks, reverify, run_many, run_rollout
 from openenv.rollout.agents.builtin import Shell
 from openenv.rollout.agents.opencode import OpenCode
 from openenv.sandboxes import DockerSandboxes, SandboxSpec
-from openenv.sandboxes.fixed_clock import fix_clock
 from openenv.testing.scripted import Script, ScriptedCall, ScriptedModel, Turn
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
@@ -150,10 +149,11 @@ def test_checks_are_validated_once_per_image(docker: DockerSandboxes, task: Task
     assert docker.leftovers() == []
 
 
-def test_the_clock_of_static_programs_cannot_be_fixed(docker: DockerSandboxes) -> None:
-    with docker.open(SandboxSpec(image=BASE_IMAGE)) as box:
-        with pytest.raises(SandboxUnsupported, match="needs dynamically linked programs"):
-            fix_clock(box, 0)
+def test_the_clock_of_static_programs_cannot_be_fixed(docker: DockerSandboxes, task: Task) -> None:
+    outcome = run_rollout(task, agent=Shell(["true"]), sandbox=docker, clock="2026-01-01")
+    assert outcome.status == "sandbox_failed"
+    assert "needs dynamically linked programs" in str(outcome.reason)
+    assert "`date` says '1" in str(outcome.reason)
 
 
 def test_only_the_setup_has_a_network(docker: DockerSandboxes) -> None:

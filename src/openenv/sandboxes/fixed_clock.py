@@ -50,16 +50,20 @@ def fix_clock(sandbox: Sandbox, seconds: int) -> dict[str, str]:
         SandboxUnsupported: Its programs do not see it.
     """
     place = f"/tmp/.openenv-clock-{seconds}.so"  # its content depends on nothing else
-    sandbox.write_bytes(place, clock_library(seconds), mode=0o755)
     envs = {"LD_PRELOAD": place}
-    shown = sandbox.exec(["date", "+%s"], envs=envs)
-    if shown.stdout.strip() != str(seconds):
-        said = (shown.stdout + shown.stderr).strip()[:200]
-        raise SandboxUnsupported(
-            f"The clock of this sandbox cannot be fixed: that needs dynamically linked programs for x86-64, and its "
-            f"`date` says {said!r}. Run without the option `clock`"
-        )
-    return envs
+    try:
+        sandbox.write_bytes(place, clock_library(seconds), mode=0o755)
+        shown = sandbox.exec(["date", "+%s"], envs=envs)
+    except OSError as exc:
+        problem = str(exc)
+    else:
+        if shown.stdout.strip() == str(seconds):
+            return envs
+        problem = f"`date` says {(shown.stdout + shown.stderr).strip()[:200]!r}"
+    raise SandboxUnsupported(
+        "The clock of this sandbox cannot be fixed: that needs dynamically linked programs for x86-64, and a writable "
+        f"/tmp. {problem}. Run without the option `clock`"
+    )
 
 
 def clock_library(seconds: int) -> bytes:

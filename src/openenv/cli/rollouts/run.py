@@ -135,15 +135,12 @@ def run(flags: RunFlags) -> None:
     from openenv.rollout.agents.base import agent as driver
     from openenv.rollout.capture.endpoint_check import check_endpoint
     from openenv.rollout.run.batch import run_many
-    from openenv.sandboxes.fixed_clock import clock_seconds
 
     # Everything that can be wrong with the command line is found in this block, before the store is created.
     with one_line_failures():
         tasks = [each for _, task in flags.draw.load(flags.tasks) for each in _repeated(task, flags.samples)]
         sandbox = flags.sandbox or ("docker" if any(task.image is not None for task in tasks) else "local")
         endpoint = flags.model.endpoint()
-        if flags.clock is not None:
-            clock_seconds(flags.clock)
         # Agents without a dialect, such as noop and oracle, make no model calls.
         needs_model = driver(flags.agent).dialect is not None
         if endpoint is None and needs_model:

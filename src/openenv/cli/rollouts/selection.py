@@ -75,6 +75,18 @@ def checked_trust(trust: str | None) -> str | None:
     return trust
 
 
+def checked_clock(clock: str | None) -> str | None:
+    """Refuse a text that is no time."""
+    from openenv.sandboxes.fixed_clock import clock_seconds
+
+    try:
+        if clock is not None:
+            clock_seconds(clock)
+    except ValueError as exc:
+        raise typer.BadParameter(str(exc)) from None
+    return clock
+
+
 def _checked_status(status: str | None) -> str | None:
     check_choice("--status", status, STATUSES)
     return status
