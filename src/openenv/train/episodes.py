@@ -175,8 +175,8 @@ async def play(
         dialogue = chosen.dialogue
         if dialogue is None:
             dialogue = await asyncio.to_thread(_dialogue, urls[0], chosen)
-        endpoint = CapturedModel(model_to_train(model), proxy)
-        stream = EpisodeStream(starts, chosen, urls=urls, dialogue=dialogue, endpoint=endpoint)
+        trained = model_to_train(model)
+        stream = EpisodeStream(starts, chosen, urls=urls, dialogue=dialogue, model=trained, proxy=proxy)
         stream.played = _described(chosen, urls[0])
         if store is not None:  # only a list of stored episodes shows the name
             stream.environment = await asyncio.to_thread(environment_name, urls[0], chosen.client_options)
@@ -187,9 +187,9 @@ async def play(
 async def branch(
     store: RolloutStore,
     rollout_id: str,
+    /,
     *,
     call: int,
-    samples: int = 8,
     url: str | None = None,
     model: Model | None = None,
     **options: Unpack[PlayArguments],
@@ -200,10 +200,9 @@ async def branch(
         store: The store of the episode.
         rollout_id: The episode; a unique prefix of its ID is enough.
         call: The number of the last shared call, 0 for none. Another answer must follow it.
-        samples: The number of continuations.
         url: The server; by default that of the episode.
         model: The endpoint; by default that of the episode, with the key in `OPENENV_MODEL_KEY`.
-        options: Options of `play` that replace those of the episode.
+        options: Options of `play` that replace those of the episode, and `samples`, the number of continuations.
 
     Raises:
         StoreError: The episode cannot be branched at that call, or an option is missing.
@@ -221,8 +220,7 @@ async def branch(
     if "dialogue" in options:
         played = {name: value for name, value in played.items() if name not in ("template", "text_only")}
     # The parent's environment gave its rewards; in a short branch, there may be none.
-    chosen: dict[str, Any] = {"gives_rewards": True, "concurrency": samples, **played, **options}
-    chosen |= {"samples": samples, "store": store}
+    chosen: dict[str, Any] = {"gives_rewards": True, **played, **options, "store": store}
     async with play(server, endpoint, [BranchPoint(stored.rollout_id, call)], **chosen) as stream:
         async for group in stream:
             return group
@@ -259,14 +257,6 @@ def _dialogue(url: str, options: PlayOptions) -> Dialogue:
     return served_dialogue(url, options.system, client, prompt=form)
 
 
-@dataclass(frozen=True, slots=True)
-class CapturedModel:
-    """A model's endpoint behind the capture proxy."""
-
-    model: Model
-    proxy: CaptureServer
-
-
 class EpisodeStream(GroupStream[PlayStart]):
     """Groups of episodes in the order in which they end: `async for group in stream`. `play` creates it."""
 
@@ -279,9 +269,10 @@ class EpisodeStream(GroupStream[PlayStart]):
         *,
         urls: Sequence[str],
         dialogue: Dialogue,
-        endpoint: CapturedModel,
+        model: Model,
+        proxy: CaptureServer,
     ) -> None:
-        super().__init__(starts, options, endpoint.proxy, options.store, endpoint.model)
+        super().__init__(starts, options, proxy, options.store, model)
         self.rewards = RewardHistory(is_declared=options.gives_rewards, limit=max(64, 2 * options.concurrency))
         self.environment = ""
         """The name of the environment, for the store."""
@@ -290,9 +281,9 @@ class EpisodeStream(GroupStream[PlayStart]):
         self._branches: dict[int, EpisodeBranch] = {}  # by the number of their group
         self._divergences: list[ReplayDiverged] = []
         self._urls = urls
-        self._endpoint = endpoint.model
+        self._endpoint = model
         self._dialogue = dialogue
-        self._open_capture, self._reopen_capture = endpoint.proxy.open, endpoint.proxy.reopen
+        self._open_capture, self._reopen_capture = proxy.open, proxy.reopen
         self._client_options = dict(options.client_options or {})
         self._clients: dict[int, GenericEnvClient] = {}
         self._draws = True  # until a server refuses to

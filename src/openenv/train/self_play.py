@@ -40,7 +40,6 @@ from openenv.rollout.store.outcome import Outcome
 from openenv.rollout.tasks.task import Model
 
 from .episodes import (
-    CapturedModel,
     EpisodeStream,
     PlayArguments,
     PlayedEpisode,
@@ -159,7 +158,7 @@ class SelfPlayStream(EpisodeStream):
     ) -> None:
         self._players = players
         model = next(model_to_train(player.model) for player in players.values() if player.is_trained)
-        super().__init__(starts, options, urls=urls, dialogue=TextDialogue(), endpoint=CapturedModel(model, proxy))
+        super().__init__(starts, options, urls=urls, dialogue=TextDialogue(), model=model, proxy=proxy)
 
     async def sample(self, worker: int, group: OpenGroup[PlayStart], index: int, attempt: int) -> EpisodeSample:
         labels = {**group.labels(index, attempt), "start": self.arguments_of(group)}
