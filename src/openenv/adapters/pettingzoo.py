@@ -15,7 +15,7 @@ import uuid
 from collections.abc import Callable, Mapping
 from functools import partial
 from types import new_class
-from typing import Annotated, Any, ClassVar, Final
+from typing import Annotated, Any, ClassVar, Final, Generic
 
 from pydantic import BeforeValidator, ConfigDict, Field, WithJsonSchema, create_model
 
@@ -27,7 +27,7 @@ from openenv.env.environment import Environment
 from openenv.errors import NonFiniteReward, RequestValidationError, SlotsFailed
 from openenv.protocol.json_values import finite_reward
 from openenv.server.vectors import schemas_of
-from openenv.types import Action, EnvironmentMetadata, Observation, State
+from openenv.types import Action, ActT, EnvironmentMetadata, Observation, ObsT, State
 
 with importing("pettingzoo>=1.27", needed_by="openenv.adapters.pettingzoo"):
     import pettingzoo
@@ -68,7 +68,7 @@ class AgentObservations(Observation):
     infos: dict[str, dict[str, Any]] = Field(default_factory=dict)
 
 
-class ServedPettingZoo(Environment[AgentActions, AgentObservations, State]):
+class ServedPettingZoo(Environment[ActT, ObsT, State], Generic[ActT, ObsT]):
     """Base of the classes that `pettingzoo_environment` makes.
 
     The reward of an observation is the sum over the agents; an episode is over when none lives. `reset` takes
@@ -192,7 +192,7 @@ class ServedPettingZoo(Environment[AgentActions, AgentObservations, State]):
         self._env.close()
 
 
-def pettingzoo_target(name: str) -> type[ServedPettingZoo]:
+def pettingzoo_target(name: str) -> type[ServedPettingZoo[Any, Any]]:
     """Make the class that `openenv serve pettingzoo:NAME` serves.
 
     Raises:
@@ -204,7 +204,7 @@ def pettingzoo_target(name: str) -> type[ServedPettingZoo]:
         raise ValueError(str(exc)) from exc
 
 
-def pettingzoo_environment(make: str | MakeEnv, **kwargs: Any) -> type[ServedPettingZoo]:
+def pettingzoo_environment(make: str | MakeEnv, **kwargs: Any) -> type[ServedPettingZoo[Any, Any]]:
     """Make an `Environment` class of a PettingZoo environment; its models are `action_cls` and `observation_cls`.
 
     Args:
@@ -239,15 +239,21 @@ def pettingzoo_environment(make: str | MakeEnv, **kwargs: Any) -> type[ServedPet
         name = str(sample.metadata.get("name") or type(sample.unwrapped).__name__)
     finally:
         sample.close()
+    models = _models(name, actions, views, takes_turns=isinstance(sample, AECEnv))
     members = {
         "__doc__": f"PettingZoo's {name}.",
         "__module__": __name__,
         "name": name,
         "make": staticmethod(make_table),
         "spaces": views,
-        **_models(name, actions, views, takes_turns=isinstance(sample, AECEnv)),
+        **models,
     }
-    made = new_class(f"{_title(name)}Environment", (ServedPettingZoo,), exec_body=lambda space: space.update(members))
+    base: Any = ServedPettingZoo
+    made: type[ServedPettingZoo[Any, Any]] = new_class(
+        f"{_title(name)}Environment",
+        (base[models["action_cls"], models["observation_cls"]],),
+        exec_body=lambda space: space.update(members),
+    )
     make_picklable(made, pettingzoo_environment, (make, kwargs))
     return made
 
@@ -353,7 +359,9 @@ class _ServedAgents:
 
     agents: list[str]
 
-    def __init__(self, url: str | type[ServedPettingZoo], *, token: str | None = None, **options: Any) -> None:
+    def __init__(
+        self, url: str | type[ServedPettingZoo[Any, Any]], *, token: str | None = None, **options: Any
+    ) -> None:
         if isinstance(url, str) and not is_environment(url, options.get("workers")):
             connection = ConnectionOptions(connect_timeout_s=_TIMEOUT_S, headers=with_token(None, token))
             schemas = read_schemas(url, connection)

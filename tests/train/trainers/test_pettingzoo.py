@@ -21,8 +21,10 @@ from pettingzoo.utils.conversions import parallel_to_aec
 
 from openenv import GenericEnvClient, create_app
 from openenv.adapters.pettingzoo import ServedAECEnv, ServedParallelEnv, pettingzoo_environment
+from openenv.client.vector.vector_env import VectorEnv
 from openenv.errors import RequestValidationError
 from openenv.server.loading import TargetError, load_app
+from openenv.server.vectors.pool import LocalPool
 from openenv.server.web.web_page import attach_web
 from openenv.testing import serve
 
@@ -87,6 +89,20 @@ def test_a_served_environment_does_what_it_does_here(tug: str) -> None:
     np.testing.assert_equal(ours, theirs)
 
 
+def test_an_environment_in_a_process_of_this_machine_does_the_same() -> None:
+    env = ServedParallelEnv(pettingzoo_environment(Tug))
+    assert isinstance(env._env._pool, LocalPool)
+    np.testing.assert_equal(played(env), played(Tug()))
+    parallel_api_test(ServedParallelEnv(pettingzoo_environment(Tug)), num_cycles=60)
+
+
+def test_a_vector_of_them_steps_in_several_processes() -> None:
+    with VectorEnv(pettingzoo_environment(Tug), 3, workers=2, autoreset="disabled") as envs:
+        envs.reset(seed=5)
+        result = envs.step([{"actions": {"left": slot % 2, "right": 1}} for slot in range(3)])
+        assert [fields["observations"]["left"][0] for fields in result.observations] == [1.0, 0.0, 1.0]
+
+
 def test_it_passes_pettingzoos_own_tests(tug: str) -> None:
     parallel_api_test(ServedParallelEnv(tug), num_cycles=60)
     api_test(parallel_to_aec(ServedParallelEnv(tug)), num_cycles=60)
@@ -141,8 +157,10 @@ def turns_of(env: Any) -> list[Any]:
     return seen
 
 
-def test_turns_are_those_of_pettingzoo(tictactoe: str) -> None:
-    ours, theirs = turns_of(ServedAECEnv(tictactoe)), turns_of(pettingzoo.make("aec", "classic/tictactoe_v3"))
+@pytest.mark.parametrize("place", ["a server", "a process of this machine"])
+def test_turns_are_those_of_pettingzoo(tictactoe: str, place: str) -> None:
+    env = ServedAECEnv(tictactoe if place == "a server" else "pettingzoo:classic/tictactoe_v3")
+    ours, theirs = turns_of(env), turns_of(pettingzoo.make("aec", "classic/tictactoe_v3"))
     assert [turn[0] for turn in ours[:3]] == ["player_1", "player_2", "player_1"]
     assert len(ours) == len(theirs)
     np.testing.assert_equal(ours, theirs)

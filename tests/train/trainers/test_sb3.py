@@ -19,6 +19,8 @@ from stable_baselines3.common.vec_env import DummyVecEnv, VecMonitor
 from openenv import create_app
 from openenv.adapters.gymnasium import gymnasium_environment
 from openenv.errors import SlotsFailed
+from openenv.server.vectors.messages import HEADER
+from openenv.server.vectors.pool import LocalPool
 from openenv.testing import serve
 from openenv.train.trainers.sb3 import ServedVecEnv
 
@@ -52,13 +54,33 @@ def play(envs: Any, steps: int = 60) -> list[Any]:
     return seen
 
 
-def test_it_does_what_its_own_vector_of_environments_does(cart_pole: str) -> None:
-    ours = play(ServedVecEnv(cart_pole, 3))
+@pytest.mark.parametrize("place", ["a server", "processes of this machine"])
+def test_it_does_what_its_own_vector_of_environments_does(cart_pole: str, place: str) -> None:
+    if place == "a server":
+        ours = play(ServedVecEnv(cart_pole, 3))
+    else:
+        ours = play(ServedVecEnv(gymnasium_environment("CartPole-v1", max_episode_steps=20), 3, workers=2))
     theirs = play(DummyVecEnv([lambda: gymnasium.make("CartPole-v1", max_episode_steps=20)] * 3))
     assert len(ours) == len(theirs)
     np.testing.assert_equal(ours, theirs)
     assert ours[-1][2].any()
     assert ours[-1][1].dtype == np.float32
+
+
+def test_on_this_machine_steps_are_arrays_in_shared_memory() -> None:
+    envs = ServedVecEnv("gymnasium:CartPole-v1", 3, workers=2)
+    try:
+        envs.reset()
+        pool = envs._env._pool
+        assert isinstance(pool, LocalPool)
+        assert pool.layout is not None
+        before = envs._env.traffic
+        for _ in range(5):
+            envs.step(np.zeros(3, np.int64))
+        sent, received = (now - then for now, then in zip(envs._env.traffic, before, strict=True))
+        assert max(sent, received) <= 5 * 2 * HEADER.size, "no more than a word for each worker and step"
+    finally:
+        envs.close()
 
 
 def test_ppo_learns_over_it(cart_pole: str) -> None:
