@@ -75,6 +75,7 @@ def test_wandb_writes_its_files_offline(tmp_path: Path) -> None:
         "import sys, glob, json; from pathlib import Path; sys.path.insert(0, sys.argv[2])\n"
         "from test_trackers import history, recorded\n"
         "recorded('wandb', Path(sys.argv[1]))\n"
+        "import wandb; wandb.teardown()  # its service may write the files of an ended run a moment later\n"
         "files = sorted(Path(sys.argv[1]).glob('*/first/wandb/offline-run-*/run-first.wandb'))\n"
         "print('ROWS ' + json.dumps([row for file in files for row in history(file.read_bytes())]))\n"
     )
