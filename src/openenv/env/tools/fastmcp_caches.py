@@ -22,6 +22,8 @@ from types import CodeType, FunctionType, MethodType
 from typing import Any, Final, Generic, TypeVar
 from weakref import WeakKeyDictionary
 
+from pydantic_core import from_json, to_json
+
 T = TypeVar("T")
 
 # Not every release has all of them. They can be cleared at any time: FastMCP fills them again.
@@ -136,19 +138,18 @@ class SharedByCode(Generic[T]):
 
     def find(self, fn: Any, *source: Any) -> T | None:
         """Return the value of a function with the same code, annotations, defaults, and further source."""
-        if not _is_shareable(fn):
-            return None
         function = getattr(fn, "__func__", fn)
-        source, defaults = _source_of(fn, source), _defaults_of(function)
+        if not _is_bare(function):
+            return None
         for kept in tuple(self._kept.get(function.__code__, ())):
-            if kept.source == source and same_values(kept.defaults, defaults):
+            if kept.source == _source_of(fn, source) and same_values(kept.defaults, _defaults_of(function)):
                 return kept.value
         return None
 
     def keep(self, fn: Any, value: T, *source: Any) -> None:
         """Keep the value of a function that is not here yet."""
-        if _is_shareable(fn):
-            function = getattr(fn, "__func__", fn)
+        function = getattr(fn, "__func__", fn)
+        if _is_bare(function) and _is_plain(function):
             of_code = self._kept.setdefault(function.__code__, [])
             of_code.append(_Kept(_source_of(fn, source), _defaults_of(function), value))
             del of_code[:-_MAX_VARIANTS]
@@ -163,7 +164,7 @@ def _defaults_of(function: FunctionType) -> tuple[Any, ...]:
     return (*(function.__defaults__ or ()), *keywords, *keywords.values())
 
 
-_DESCRIBED: Final[SharedByCode[Any]] = SharedByCode()
+_DESCRIBED: Final[SharedByCode[tuple[Any, bytes]]] = SharedByCode()
 
 
 def share_descriptions() -> None:
@@ -185,23 +186,26 @@ def _sharing(describe: Callable[..., Any]) -> Callable[..., Any]:
         source = (cls, getattr(fn, "__name__", ""), fn.__doc__, args, tuple(kwargs.items()))
         known = _DESCRIBED.find(fn, *source)
         if known is not None:
-            return _copy(known, fn)
+            parsed, schemas = known
+            input_schema, output_schema = from_json(schemas)  # FastMCP may change them; `deepcopy` takes much longer
+            return dataclasses.replace(parsed, fn=fn, input_schema=input_schema, output_schema=output_schema)
         parsed = describe(cls, fn, *args, **kwargs)
         # A function with injected parameters stays alone: FastMCP changes it, and its dependencies may hold anything.
         if parsed.fn is fn and set(parsed.input_schema.get("properties", ())) == set(inspect.signature(fn).parameters):
-            _DESCRIBED.keep(fn, _copy(parsed, None), *source)
+            schemas = to_json([parsed.input_schema, parsed.output_schema], serialize_unknown=True)
+            _DESCRIBED.keep(fn, (dataclasses.replace(parsed, fn=None), schemas), *source)
         return parsed
 
     return shared
 
 
-def _is_shareable(fn: Any) -> bool:
-    """Whether a function is described by its code, its name, its docstring, plain annotations and plain defaults."""
-    function = getattr(fn, "__func__", fn)
-    if not isinstance(function, FunctionType) or not isinstance(fn, (FunctionType, MethodType)):
-        return False
-    if "__wrapped__" in vars(function) or "__signature__" in vars(function):
-        return False
+def _is_bare(function: Any) -> bool:
+    """Whether the signature of a function is that of its own code."""
+    return isinstance(function, FunctionType) and vars(function).keys().isdisjoint(("__wrapped__", "__signature__"))
+
+
+def _is_plain(function: FunctionType) -> bool:
+    """Whether neither a default nor an annotation of a function can hold an environment."""
     defaults = (*(function.__defaults__ or ()), *(function.__kwdefaults__ or {}).values())
     return all(default is None or isinstance(default, (str, int, float)) for default in defaults) and all(
         is_plain_annotation(annotation) for annotation in function.__annotations__.values()
@@ -214,23 +218,6 @@ def is_plain_annotation(annotation: Any) -> bool:
         return LOCAL not in annotation.__qualname__
     # The text of an object that holds something else is <function ...> or <... object at 0x...>.
     return isinstance(annotation, str) or "<" not in repr(annotation).replace("<class '", "")
-
-
-def _copy(parsed: Any, fn: Any) -> Any:
-    """Return a description with another function; its schemas may be changed."""
-    return dataclasses.replace(
-        parsed,
-        fn=fn,
-        input_schema=_copied(parsed.input_schema),
-        output_schema=_copied(parsed.output_schema),
-    )
-
-
-def _copied(value: Any) -> Any:
-    """Copy a JSON value; `deepcopy` takes ten times as long."""
-    if isinstance(value, dict):
-        return {key: _copied(item) for key, item in value.items()}
-    return [_copied(item) for item in value] if isinstance(value, list) else value
 
 
 def same_values(one: tuple[Any, ...], other: tuple[Any, ...]) -> bool:

@@ -105,7 +105,6 @@ class PreparedTool:
         self._cancellable: Any = None
         function = blocking(tool.fn)
         self._call: Callable[..., Any] = function
-        self.is_async = inspect.iscoroutinefunction(function) or inspect.isasyncgenfunction(function)
         self.timeout_s: float | None = getattr(tool, "timeout", None)
         self.wraps_result = wraps_result(tool.output_schema)
         self._returns_text = (
@@ -114,7 +113,7 @@ class PreparedTool:
             and vars(tool).get("serializer") is None  # `getattr` of a model's missing field is slow
         )
         self._calling = _calling_of(function, frozenset(tool.parameters.get("properties", {})))
-        self.is_plain = self._calling.is_plain
+        self.is_plain, self.is_async = self._calling.is_plain, self._calling.is_async
 
     def functions(self) -> list[Callable[..., Any]]:
         """Return the functions that FastMCP has been given of this tool."""
@@ -225,6 +224,7 @@ class _Calling:
     """How to call a function directly: whether that is possible, with which arguments, and where its context goes."""
 
     is_plain: bool
+    is_async: bool
     context_name: str | None
     validate: Validator
 
@@ -241,7 +241,8 @@ def _calling_of(fn: Callable[..., Any], offered: frozenset[str]) -> _Calling:
         injected = [parameter for name, parameter in signature.parameters.items() if name not in offered]
         is_plain = not injected or (len(injected) == 1 and _is_context(fn, injected[0]))
         context_name = injected[0].name if injected and is_plain else None
-        calling = _Calling(is_plain, context_name, _validator(fn, signature, offered))
+        is_async = inspect.iscoroutinefunction(fn) or inspect.isasyncgenfunction(fn)
+        calling = _Calling(is_plain, is_async, context_name, _validator(fn, signature, offered))
         _CALLINGS.keep(fn, calling, offered)
     return calling
 
