@@ -41,6 +41,7 @@ from openenv.rollout.agents.builtin import Shell
 from openenv.rollout.agents.shell_chat import ShellChat
 from openenv.rollout.capture.records import FILE, JournalFull, Recorder, read, read_events
 from openenv.rollout.run.batch import RunFile
+from openenv.rollout.run.phases import AGENT_PORT
 from openenv.rollout.store.comparison import compare_stores
 from openenv.sandboxes.base import Sandbox, Sandboxes
 from openenv.testing import Script, ScriptedModel, Turn
@@ -288,6 +289,14 @@ def test_a_journal_has_phases_setup_results_commands_calls_and_limits(
         assert [call.tokens for call in read(folder).calls] == [len(turn.completion_tokens) for turn in outcome.turns]
         assert all(call.spent_s > 0 for call in read(folder).calls)
         assert [path.name for path in folder.iterdir()] == [FILE], "there is one journal"
+
+
+def test_nothing_in_the_sandbox_of_a_loop_reaches_the_model(local: Sandboxes) -> None:
+    line = f"(echo > /dev/tcp/127.0.0.1/{AGENT_PORT}) 2> /dev/null && echo open || echo closed"
+    with ScriptedModel(Script(name="curious", turns=(Turn(text=f"bash -c '{line}' > port.txt"),))) as server:
+        task = Task(instruction="Look.", verify=("grep -qx closed port.txt",))
+        outcome = run_rollout(task, agent=ShellChat(max_turns=1), model=Model(**server.model()), sandbox=local)
+    assert (outcome.status, outcome.reward) == ("ok", 1.0), outcome.reason
 
 
 def test_a_run_that_was_cancelled_continues_with_its_answers(

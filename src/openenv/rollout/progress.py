@@ -1,10 +1,11 @@
-"""A running rollout as its caller meets it: events of its progress, and one request to stop it.
+"""A running rollout as its caller meets it: events of its progress, one request to stop it, and its time limits.
 
 Knows callbacks and clocks only; every folder of `rollout` may use it.
 """
 
 from __future__ import annotations
 
+import itertools
 import logging
 import threading
 import time
@@ -17,6 +18,8 @@ from pydantic import BaseModel
 from openenv.errors import RolloutCancelled
 
 logger = logging.getLogger(__name__)
+
+_LOOK_S = 1.0
 
 Phase = Literal["sandbox", "setup", "agent", "collect", "verify", "store", "done"]
 """The phases of a rollout in their order."""
@@ -156,3 +159,46 @@ class Cancellation:
         finally:
             with self._lock:
                 self._callbacks.remove(callback)
+
+
+class Alarms:
+    """Calls back when a time is over, unless the block that has so much time has ended.
+
+    One thread waits for all blocks of all rollouts, because a thread for each costs more than most blocks. It ends soon
+    after the last block.
+    """
+
+    def __init__(self) -> None:
+        self._changed = threading.Condition()
+        self._alarms: dict[int, tuple[float, Callable[[], object]]] = {}
+        self._numbers = itertools.count()
+        self._thread: threading.Thread | None = None
+        self._looks_at = 0.0
+
+    @contextmanager
+    def after(self, seconds: float, callback: Callable[[], object]) -> Iterator[None]:
+        """Call back once, in a thread of its own, if the block takes longer; the end of the block does not wait."""
+        number, due = next(self._numbers), time.monotonic() + seconds
+        with self._changed:
+            self._alarms[number] = due, callback
+            if self._thread is None:
+                self._thread = threading.Thread(target=self._wait, name="openenv-alarms", daemon=True)
+                self._thread.start()
+            elif due < self._looks_at:
+                self._changed.notify()
+        try:
+            yield
+        finally:
+            with self._changed:
+                self._alarms.pop(number, None)
+
+    def _wait(self) -> None:
+        with self._changed:
+            while self._alarms:
+                now = time.monotonic()
+                for number in [number for number, (due, _) in self._alarms.items() if due <= now]:
+                    _, callback = self._alarms.pop(number)
+                    threading.Thread(target=callback, name="openenv-alarm", daemon=True).start()
+                self._looks_at = min([now + _LOOK_S, *(due for due, _ in self._alarms.values())])
+                self._changed.wait(self._looks_at - now)
+            self._thread = None

@@ -37,7 +37,7 @@ class AgentRun:
 
     task: Task
     base_url: str
-    """The address of the capture proxy inside, ending in `/v1`."""
+    """The address of the capture proxy inside, ending in `/v1`; empty for an agent without a model or with `is_loop`."""
     api_key: str
     """The key of this rollout, which only the capture proxy accepts."""
     model: str
@@ -104,6 +104,8 @@ class Agent(ABC):
     name: str
     dialect: Dialect | None = "openai_chat"
     """The wire format of its model calls; None if it needs no model."""
+    is_loop: bool = False
+    """Whether `prepare` always returns a loop. Then nothing in the sandbox reaches the model; `base_url` is empty."""
 
     def install(self, cache: Path, report: Callable[[str], None]) -> Installation:
         """Install the agent in `cache`, once per machine and version.

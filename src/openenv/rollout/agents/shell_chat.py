@@ -33,6 +33,7 @@ class ShellChat(Agent):
 
     name = "shell-chat"
     dialect = "openai_chat"
+    is_loop = True
 
     system: str = "You work in a Linux shell. Answer each message with one shell command and nothing else."
     """The system message; empty for none."""

@@ -42,7 +42,7 @@ from openenv.rollout.agents.base import agent as agent_by_name
 from openenv.rollout.agents.builtin import Noop, Oracle
 from openenv.rollout.capture.records import FILE, Recorder
 from openenv.rollout.capture.training_trace import Sequence as TokenSequence
-from openenv.rollout.progress import Cancellation, OnProgress, Progress, Reporter
+from openenv.rollout.progress import Alarms, Cancellation, OnProgress, Progress, Reporter
 from openenv.rollout.run.phases import ModelAccess, RolloutPlan, RolloutRun
 from openenv.rollout.run.recorded_files import (
     NotRestorable,
@@ -257,6 +257,7 @@ class Engine:
         self._validator: Validator | None = None
         self._described: dict[str, Any] | None = None
         self._events = threading.Lock()
+        self._alarms = Alarms()
         self._restoring = threading.Lock()
         self._restored: dict[BranchPoint, RestoredStart | str] = {}
         self._stack = contextlib.ExitStack()
@@ -443,6 +444,7 @@ class Engine:
             verify=verify,
             folder=self._folder / rollout_id,
             places=self._folder / PLACES,
+            alarms=self._alarms,
             home=options.home,
             model_name=options.model.name if options.model is not None else "",
             max_seconds=self._budget.max_seconds,

@@ -53,6 +53,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -60,7 +61,7 @@ from openenv.errors import CaptureError, RolloutCancelled, RolloutError, Sandbox
 from openenv.rollout.agents.base import Agent, AgentRun, Installation, Launch, LoopTools, ModelCallFailed
 from openenv.rollout.capture.encoding import dumps, load_object
 from openenv.rollout.capture.training_trace import RolloutTurn
-from openenv.rollout.progress import Cancellation, Phase, Reporter
+from openenv.rollout.progress import Alarms, Cancellation, Phase, Reporter
 from openenv.rollout.run.recorded_files import NotRestorable, RestoredStart, record_files
 from openenv.rollout.run.shared_setup import SetupGroup, SetupResult
 from openenv.rollout.store.archives import (
@@ -240,6 +241,11 @@ class ModelAccess:
         return reply.status, reply.body
 
     @property
+    def skipped_s(self) -> float:
+        """The seconds of an interrupted run that count (`ModelUse.skipped_s`)."""
+        return 0.0 if self._capture is None else self._capture.rollout.spending.skipped_s
+
+    @property
     def folder(self) -> Path | None:
         """The folder of the rollout's journal."""
         return None if self._capture is None else self._capture.path
@@ -359,7 +365,7 @@ class HostLoop(LoopTools):
         self._log.feed("stdout", f"{text}\n".encode("utf-8", "replace"))
 
     def _rest_s(self) -> float:
-        rest = self._end - time.monotonic() - self._model.use().skipped_s
+        rest = self._end - time.monotonic() - self._model.skipped_s
         if rest <= 0:
             raise LoopTimeout
         return rest
@@ -372,6 +378,7 @@ def watch_turns(
     *,
     cancel: Cancellation,
     give_up: Callable[[], None],
+    alarms: Alarms,
     limit_s: float = math.inf,
 ) -> Iterator[threading.Event]:
     """Report each model call while the block runs; call `give_up` if the endpoint is dead, because agents retry.
@@ -382,41 +389,45 @@ def watch_turns(
     if model.socket is None:
         yield late
         return
-    stop = threading.Event()
+    stop, watching = threading.Event(), threading.Lock()
     began = time.monotonic()
+    seen = 0
+
+    def report(calls: int) -> None:
+        nonlocal seen
+        while seen < calls:
+            seen += 1
+            reporter.say(f"model call {seen}", turn=seen)
 
     def watch() -> None:
-        seen, over = 0, False
         excused = 0  # failures that the agent caused: the endpoint answered the host
-        while not over:
-            over = stop.wait(_POLL_S)  # once more after the end, for the last calls
+        while not stop.is_set():
             use = model.use()
-            if not over and use.skipped_s and time.monotonic() - began + use.skipped_s > limit_s:
+            if use.skipped_s and time.monotonic() - began + use.skipped_s > limit_s:
                 late.set()
                 give_up()
                 return
             excused = min(excused, use.failures)
-            if not over and is_hopeless(replace(use, failures=use.failures - excused)):
+            if is_hopeless(replace(use, failures=use.failures - excused)):
                 if not model.ask_endpoint(cancel):
                     reporter.say(f"giving up: {use.last_error}")
                     give_up()
                     return
                 excused = use.failures
-            while seen < use.calls:
-                seen += 1
-                reporter.say(f"model call {seen}", turn=seen)
+            report(use.calls)
+            stop.wait(_POLL_S)
 
     def watch_quietly() -> None:
-        with contextlib.suppress(RolloutCancelled, SandboxError):  # the sandbox has ended
+        with watching, contextlib.suppress(RolloutCancelled, SandboxError):  # the sandbox has ended
             watch()
 
-    thread = threading.Thread(target=watch_quietly, name="openenv-turns", daemon=True)
-    thread.start()
     try:
-        yield late
+        with alarms.after(_POLL_S, watch_quietly):
+            yield late
     finally:
         stop.set()
-        thread.join()
+        with watching:
+            report(model.use().calls)
 
 
 @contextmanager
@@ -431,21 +442,9 @@ def _closing(sandbox: Sandbox) -> Iterator[Sandbox]:
             logger.exception("sandbox %s could not be closed", sandbox.sandbox_id)
 
 
-@contextmanager
-def _time_limit(sandbox: Sandbox, seconds: float) -> Iterator[None]:
-    """Kill a sandbox if the block takes longer."""
-
-    def end() -> None:
-        with contextlib.suppress(SandboxError):  # `_closing` reports it
-            sandbox.kill()
-
-    timer = threading.Timer(seconds, end)
-    timer.daemon = True
-    timer.start()
-    try:
-        yield
-    finally:
-        timer.cancel()
+def _kill_quietly(sandbox: Sandbox) -> None:
+    with contextlib.suppress(SandboxError):  # `_closing` reports it
+        sandbox.kill()
 
 
 def link_or_copy(source: Path, target: Path) -> None:
@@ -490,6 +489,8 @@ class RolloutPlan:
     """The file for the agent's output; by default in `folder`."""
     places: Path | None = None
     """A folder for files of the verifier that all rollouts of an engine share."""
+    alarms: Alarms = field(default_factory=Alarms)
+    """Watches the time limits of all rollouts of an engine."""
     setup_group: SetupGroup | None = None
     """The rollouts that share the setup of this one."""
     references: References = field(default_factory=References)
@@ -763,7 +764,7 @@ class RolloutRun:
     def _prepare_agent(self, sandbox: Sandbox) -> Launch:
         plan = self._plan
         base_url = ""
-        if self._model.socket is not None:
+        if self._model.socket is not None and not plan.agent.is_loop:
             base_url = sandbox.expose(self._model.socket, port=AGENT_PORT).rstrip("/") + "/v1"
         run = AgentRun(
             task=plan.task,
@@ -814,7 +815,12 @@ class RolloutRun:
         limit = self._agent_limit()
         try:
             with watch_turns(
-                self._model, self._reporter, cancel=self._cancel, give_up=sandbox.stop_processes, limit_s=limit
+                self._model,
+                self._reporter,
+                cancel=self._cancel,
+                give_up=sandbox.stop_processes,
+                alarms=self._plan.alarms,
+                limit_s=limit,
             ) as late:
                 if launch.loop is not None:
                     tools = HostLoop(
@@ -858,7 +864,7 @@ class RolloutRun:
     def _collect(self, sandbox: Sandbox) -> str | None:
         """Stop the agent's processes and pack its work tree; return the problem if that fails, else None."""
         try:
-            with _time_limit(sandbox, COLLECT_S):
+            with self._plan.alarms.after(COLLECT_S, partial(_kill_quietly, sandbox)):
                 sandbox.stop_processes()
                 self._merged = self._take_worktree(sandbox, self.work, self._plan.folder / "merged.tar")
         except Exception as exc:
@@ -923,7 +929,7 @@ class RolloutRun:
             with self._reporter.during(phase, f"{exc}: starting a control run without the agent"), ExitStack() as stack:
                 sandbox = stack.enter_context(_closing(self._plan.backend.open(self._spec())))
                 stack.enter_context(self._cancel.on_cancel(sandbox.kill))
-                stack.enter_context(_time_limit(sandbox, COLLECT_S))
+                stack.enter_context(self._plan.alarms.after(COLLECT_S, partial(_kill_quietly, sandbox)))
                 if self.baseline.exists():
                     unpack_home(sandbox, self.baseline)
                 done = sandbox.exec(["true"])
