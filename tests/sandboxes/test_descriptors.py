@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import resource
 import subprocess
 import sys
@@ -10,6 +11,7 @@ from collections.abc import Iterator
 import pytest
 
 from openenv.sandboxes.host import ConnectionQuota, file_limit
+from openenv.sandboxes.local.bubblewrap import SharedFiles
 
 
 @pytest.fixture
@@ -50,6 +52,33 @@ def test_places_that_are_given_back_can_be_taken_by_others() -> None:
 
 def test_one_holder_has_a_limit_however_large_the_pool_is() -> None:
     assert flood(ConnectionQuota(own=4, shared=10_000, most=50), "greedy") == 50
+
+
+def test_shared_files_are_read_from_their_beginning_by_each_start() -> None:
+    files = SharedFiles({"/etc/hosts": b"127.0.0.1 localhost\n"}, b"the filter")
+    first, second = files.borrow(), files.borrow()
+    assert first.options[:4] == ("--perms", "0444", "--file", str(first.descriptors[0]))
+    assert first.options[-2:] == ("--seccomp", str(first.descriptors[1]))
+    assert os.read(first.descriptors[0], 100) == b"127.0.0.1 localhost\n"
+    assert os.read(second.descriptors[0], 9) == b"127.0.0.1", "another start has another position"
+    files.give_back(first)
+    third = files.borrow()
+    assert third == first, "its descriptors are used again"
+    assert [os.read(fd, 100) for fd in third.descriptors] == [b"127.0.0.1 localhost\n", b"the filter"]
+    with pytest.raises(OSError):
+        os.write(third.descriptors[0], b"x")
+    files.give_back(third)
+    files.give_back(second)
+
+
+def test_a_burst_of_starts_leaves_few_descriptors() -> None:
+    before = len(os.listdir("/proc/self/fd"))
+    files = SharedFiles({"/etc/hosts": b"x"}, b"y")
+    for each in [files.borrow() for _ in range(50)]:
+        files.give_back(each)
+    assert len(os.listdir("/proc/self/fd")) <= before + 2 + 2 * 16
+    del files
+    assert len(os.listdir("/proc/self/fd")) <= before
 
 
 def test_the_pool_comes_from_the_limit_of_the_process(low_limit: None) -> None:

@@ -492,15 +492,13 @@ class LaunchKit:
     program: str
     version: tuple[int, ...]
     interpreter: Interpreter
-    filter: bytes
-    files: Mapping[str, bytes]
     is_privileged: bool
     system: tuple[str, ...]
     """The options for the programs of this machine."""
     etc: tuple[str, ...]
     """The options for the visible part of this machine's /etc."""
-    memory: SharedMemory
-    """`filter` and `files`, for descriptors of each sandbox."""
+    files: SharedFiles
+    """The programs inside, the filter of system calls, and the files of /etc that are equal in all sandboxes."""
     terminals: Terminals = field(default_factory=Terminals)
     # A start has some 200 system calls, each of which gives the interpreter lock away. If several threads take turns at
     # that, each call wakes another one: on 16 cores this doubled the processor time of a start.
@@ -512,14 +510,11 @@ class LaunchKit:
         """Find the programs and compile what goes inside."""
         program, version = find_bubblewrap()
         code, system_calls = _fixed_parts(platform.machine())
-        files = {**_equal_etc(), **copied_etc(), **code}
         return cls(
             program=program,
             version=version,
             interpreter=Interpreter.current(),
-            filter=system_calls,
-            files=files,
-            memory=SharedMemory([system_calls, *files.values()]),
+            files=SharedFiles({**_equal_etc(), **copied_etc(), **code}, system_calls),
             is_privileged=is_privileged(),
             system=tuple(_system()),
             etc=tuple(_host_etc()),
@@ -618,36 +613,85 @@ def _wait_for_end(process: subprocess.Popen[bytes]) -> None:
 
 # linux/fcntl.h: F_ADD_SEALS, and F_SEAL_SEAL, F_SEAL_SHRINK, F_SEAL_GROW and F_SEAL_WRITE, which are 1, 2, 4 and 8
 _ADD_SEALS, _SEALS = 1033, 15
+_UNUSED_SETS = 16
 
 
-class SharedMemory:
+@dataclass(frozen=True, slots=True)
+class FileSet:
+    """The options for the shared files, with descriptors that no other start uses."""
+
+    options: tuple[str, ...]
+    descriptors: tuple[int, ...]
+
+
+class SharedFiles:
     """Files in memory that all sandboxes of a backend read, instead of a copy for each.
 
+    bubblewrap reads each from the position of its descriptor. So a start borrows a set of descriptors, with positions
+    of their own: to open them for each start would be a fifth of its system calls.
+
     Args:
-        contents: The contents of the files.
+        files: The contents of files by their paths inside.
+        system_calls: The filter of system calls.
     """
 
-    def __init__(self, contents: Iterable[bytes]) -> None:
-        self._files: dict[bytes, int] = {}
-        weakref.finalize(self, _close_all, self._files)
-        for content in contents:
-            self._files[content] = fd = os.memfd_create("file", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+    def __init__(self, files: Mapping[str, bytes], system_calls: bytes) -> None:
+        self._paths = tuple(files)
+        self._unused: list[FileSet] = []
+        self._contents: list[int] = []
+        weakref.finalize(self, _close_all, self._contents, self._unused)
+        for content in (*files.values(), system_calls):
+            fd = os.memfd_create("file", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+            self._contents.append(fd)
             os.write(fd, content)
             # Whoever may get hold of a descriptor: nobody changes the files of other sandboxes.
             fcntl.fcntl(fd, _ADD_SEALS, _SEALS)
 
-    def open(self, content: bytes, files: list[int]) -> str:
-        """Return the number of a new descriptor with its own position, which is added to the files to close."""
+    def borrow(self) -> FileSet:
+        """Return a set for one start, which gives it back or closes it."""
+        with contextlib.suppress(IndexError):
+            return self._unused.pop()
+        descriptors: list[int] = []
         try:
-            fd = os.open(f"/proc/self/fd/{self._files[content]}", os.O_RDONLY | os.O_CLOEXEC)
-        except OSError:  # without /proc
-            return _memory(content, files)
-        files.append(fd)
-        return str(fd)
+            descriptors.extend(map(_opened_again, self._contents))
+        except BaseException:
+            _close(descriptors)
+            raise
+        options = [
+            word
+            for path, fd in zip(self._paths, descriptors, strict=False)
+            for word in ("--perms", "0444", "--file", str(fd), path)
+        ]
+        return FileSet((*options, "--seccomp", str(descriptors[-1])), tuple(descriptors))
+
+    def give_back(self, files: FileSet) -> None:
+        """Take a set back after its sandbox has read it."""
+        if len(self._unused) >= _UNUSED_SETS:
+            _close(files.descriptors)
+            return
+        for fd in files.descriptors:
+            os.lseek(fd, 0, os.SEEK_SET)
+        self._unused.append(files)
 
 
-def _close_all(files: dict[bytes, int]) -> None:
-    for fd in files.values():
+def _opened_again(fd: int) -> int:
+    """Return another descriptor of a file in memory, with its own position."""
+    try:
+        return os.open(f"/proc/self/fd/{fd}", os.O_RDONLY | os.O_CLOEXEC)
+    except OSError:  # without /proc
+        copy = os.memfd_create("file")
+        os.pwrite(copy, os.pread(fd, os.fstat(fd).st_size, 0), 0)
+        return copy
+
+
+def _close_all(contents: list[int], unused: list[FileSet]) -> None:
+    _close(contents)
+    for files in unused:
+        _close(files.descriptors)
+
+
+def _close(descriptors: Iterable[int]) -> None:
+    for fd in descriptors:
         os.close(fd)
 
 
@@ -660,21 +704,26 @@ def launch(kit: LaunchKit, spec: SandboxSpec, user: SandboxUser, group: Group | 
     """
     control = Control()
     errors = os.memfd_create("errors")  # a file, not a pipe: nothing reads it meanwhile, and it must not fill up
-    info = -1
+    info, files = -1, None
     try:
         with kit.turn:
-            process, info = _begin(kit, spec, user, group, control, errors)
+            files = kit.files.borrow()
+            process, info = _begin(kit, spec, user, group, (control, errors, files))
         first = _first_process(info)
         processes = Processes(process, control, group, first)
         if not control.wait_ready(_START_S):
             processes.end()
             raise _failure(errors)
+        kit.files.give_back(files)
+        files = None
         if user.privileged and first is not None:
             with contextlib.suppress(OSError):
                 kit.terminals.options = limit_terminals(first, options=kit.terminals.options)
         return processes
     except BaseException:
         control.close()
+        if files is not None:
+            _close(files.descriptors)
         raise
     finally:
         os.close(errors)
@@ -683,23 +732,26 @@ def launch(kit: LaunchKit, spec: SandboxSpec, user: SandboxUser, group: Group | 
 
 
 def _begin(
-    kit: LaunchKit, spec: SandboxSpec, user: SandboxUser, group: Group | None, control: Control, errors: int
+    kit: LaunchKit,
+    spec: SandboxSpec,
+    user: SandboxUser,
+    group: Group | None,
+    opened: tuple[Control, int, FileSet],
 ) -> tuple[subprocess.Popen[bytes], int]:
     """Start bubblewrap; return its process, and the pipe on which it reports the PID of the sandbox's first process."""
+    control, errors, shared = opened
     info, info_end = os.pipe()
     files = [info_end]
     try:
         options = ["--info-fd", str(info_end)]
         for target, content in own_etc(user).items():
             options += ["--perms", "0444", "--file", _memory(content, files), target]
-        for target, content in kit.files.items():
-            options += ["--perms", "0444", "--file", kit.memory.open(content, files), target]
-        options += ["--seccomp", kit.memory.open(kit.filter, files)]
-        words = [*namespaces(user), *file_system(spec, user, kit), *options, "--remount-ro", "/", "--chdir", "/"]
+        options += [*shared.options, "--remount-ro", "/", "--chdir", "/"]
+        words = [*namespaces(user), *file_system(spec, user, kit), *options]
         arguments = _memory(os.fsencode("\0".join(words)), files)  # costs less than two hundred arguments
         command = [kit.program, "--args", arguments, "--", kit.interpreter.executable]
         command += ["-I", "-S", f"{INSIDE}/init.pyc", str(control.inner.fileno())]
-        passed = [control.inner.fileno(), *files]
+        passed = [control.inner.fileno(), *files, *shared.descriptors]
         process = _spawn(command, group, passed, errors, files=limit_inside(spec.limits.pids))
         control.configure(_config(spec, user, limit_processes=group is None))
         return process, info
@@ -708,8 +760,7 @@ def _begin(
         raise
     finally:
         # Among them the last copy outside of `info_end`: if bubblewrap ends without a word, reading `info` ends.
-        for fd in files:
-            os.close(fd)
+        _close(files)
 
 
 def _memory(content: bytes, files: list[int]) -> str:

@@ -140,7 +140,7 @@ class LocalSandbox(Sandbox):
                 exit_code=lambda: self.exit_code_in(channel.receive(_SILENCE_S)),
                 kill=lambda: self.kill_job(job),
             )
-        return replace(result, oom=self._oom_kills() > kills)
+        return replace(result, oom=True) if self._oom_kills() > kills else result
 
     def _start_bg(self, command: CommandSpec) -> LocalJob:
         number = next(self._jobs)
@@ -389,9 +389,9 @@ class LocalSandbox(Sandbox):
         return reply
 
     def _call(self, request: Mapping[str, object], fds: list[int] | None = None) -> ReplyChannel:
-        if (gone := self._gone()) is not None:
-            raise gone
-        try:
+        if self._reason is not None:
+            raise SandboxGone(self.sandbox_id, self._reason)
+        try:  # a sandbox that has ended by itself takes no request
             return self._processes.control.call(request, fds or [])
         except OSError as error:
             raise self._gone() or SandboxError(f"The sandbox cannot be reached: {error}") from None
@@ -497,7 +497,7 @@ class LocalSandboxes(Sandboxes):
             failing.pop_all()
         if user_ids is not None:
             processes.on_end = partial(user_ids.release, uid)
-        spec = replace(spec, home=user.home)
+        spec = spec if spec.home == home else replace(spec, home=home)
         sandbox = LocalSandbox(
             f"local-{os.getpid()}-{name}", spec, processes, kit.interpreter.search_path, self._shared_relay
         )
