@@ -535,11 +535,12 @@ class VerifierPlace:
 
     def _written(self, parent: Path) -> Path:
         """Return the folder with the files, after writing them if no other verification has."""
-        files = self._files(MOUNTED_AT, self._root, self._home)
-        name = hashlib.sha256(repr(sorted(files.items())).encode("utf-8", "surrogateescape")).hexdigest()[:32]
-        folder = parent / name
+        # Everything that differs between the places of an engine.
+        facts = repr((self._root, self._home, self._environments, sorted(self._modules)))
+        folder = parent / hashlib.sha256(facts.encode("utf-8", "surrogateescape")).hexdigest()[:32]
         if folder.is_dir():
             return folder
+        files = self._files(MOUNTED_AT, self._root, self._home)
         parent.mkdir(exist_ok=True)
         draft = Path(tempfile.mkdtemp(dir=parent, prefix=".draft-"))
         for file, text in files.items():
