@@ -15,6 +15,7 @@ import pytest
 from openenv.errors import CaptureError
 from openenv.rollout import Model
 from openenv.rollout.capture import Capture, CaptureServer
+from openenv.rollout.capture.encoding import dumps
 from openenv.rollout.tasks.task import Budget
 
 PATH = "/v1/chat/completions"
@@ -54,6 +55,18 @@ def test_a_local_call_is_answered_and_recorded_like_one_over_a_connection(
     assert bool(reply.body.count(b"data: ")) is stream
     assert without_times(local.capture) == without_times(remote.capture)
     assert [call.ended for call in local.capture.calls()] == ["complete"]
+
+
+def test_a_request_that_comes_as_a_value_is_recorded_like_its_json(open_agent: Any) -> None:
+    by_value, by_json = open_agent(), open_agent()
+    body = {**BODY, "messages": [*BODY["messages"], {"role": "assistant", "content": [{"type": "text", "text": "ü"}]}]}
+    answers = [asyncio.run(by_value.capture.post(PATH, body)), asyncio.run(by_json.capture.post(PATH, dumps(body)))]
+    assert [answer.status for answer in answers] == [200, 200]
+    assert json.loads(answers[0].body)["choices"] == json.loads(answers[1].body)["choices"]
+    assert without_times(by_value.capture) == without_times(by_json.capture)
+    assert by_value.capture.calls()[0].request == body
+    refused = asyncio.run(by_value.capture.post(PATH, {**BODY, "messages": [{}] * 10_001}))
+    assert refused.status == 413
 
 
 def test_a_refused_local_call_has_the_status_of_one_over_a_connection(open_agent: Any, engine: Any, fake: Any) -> None:

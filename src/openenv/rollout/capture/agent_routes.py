@@ -199,7 +199,7 @@ def _parsed(request: AgentRequest) -> Json:
     if request.headers.get("content-encoding"):
         raise RequestRefused(400, "the body must be a JSON object, not compressed")
     try:
-        body = loads(request.body, deep=False)
+        body = loads(request.body, deep=False) if request.parsed is None else request.parsed
     except (ValueError, RecursionError) as exc:
         raise RequestRefused(400, f"the body cannot be read as JSON: {str(exc)[:200]}") from None
     if not isinstance(body, dict):

@@ -115,12 +115,12 @@ class Capture:
         """
         return self._server.ask_endpoint(self.rollout, tools)
 
-    async def post(self, path: str, body: bytes, *, timeout_s: float | None = None) -> LocalReply:
+    async def post(self, path: str, body: bytes | Json, *, timeout_s: float | None = None) -> LocalReply:
         """Make a model call from this process: like an agent's request with this key, but without a connection.
 
         Args:
             path: The path of the dialect, such as `/v1/chat/completions`.
-            body: The request.
+            body: The request: JSON, or its value, which nobody may change afterwards.
             timeout_s: How long the answer may take; None for no limit.
 
         Raises:
@@ -136,8 +136,11 @@ class Capture:
         self._server.answer_and_wait(self._request(path, body), reply, timeout_s)
         return reply
 
-    def _request(self, path: str, body: bytes) -> AgentRequest:
-        return AgentRequest("POST", path, {"authorization": f"Bearer {self.key}"}, body)
+    def _request(self, path: str, body: bytes | Json) -> AgentRequest:
+        headers = {"authorization": f"Bearer {self.key}"}
+        if isinstance(body, bytes):
+            return AgentRequest("POST", path, headers, body)
+        return AgentRequest("POST", path, headers, parsed=body)
 
     def revoke(self) -> None:
         """Revoke the key. When this returns, calls under way have ended and are recorded, and no call can begin."""

@@ -275,9 +275,9 @@ def _level(call: Call) -> Level:
 
 def _is_empty(call: Call) -> bool:
     """Return whether no token was sampled, except perhaps the one that ends an answer."""
-    counted = call.reader.completion_tokens({"usage": call.completion.usage})
-    is_silent = call.ended != "complete" or call.reader.text_size(call.answer or {}) == 0
-    return not len(call.completion.sampled) and counted <= 1 and is_silent
+    if len(call.completion.sampled) or call.reader.completion_tokens({"usage": call.completion.usage}) > 1:
+        return False
+    return call.ended != "complete" or call.reader.text_size(call.answer or {}) == 0
 
 
 def _counts(call: Call) -> bool:

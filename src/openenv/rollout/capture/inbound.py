@@ -53,6 +53,8 @@ class AgentRequest:
     """The target as it was sent, with its query."""
     headers: dict[str, str] = field(default_factory=dict)
     body: bytes = b""
+    parsed: Json | None = None
+    """The body of a request from this process, which has no bytes then."""
     held: int = 0
     """The bytes that count against the key's limit (`InboundLimits.held`)."""
 

@@ -224,12 +224,15 @@ class ProxyListener(ABC):
 
         is_here = server is caller
         self._begin_request(request, reply, wake if is_here else wake_caller, is_here=is_here)
+        timer = None if timeout_s is None else caller.call_later(timeout_s, wake)
         try:
-            await asyncio.wait((answered,), timeout=timeout_s)
+            await answered
         finally:
-            if not answered.done():
+            if timer is not None:
+                timer.cancel()
+            if is_late := not reply.ended:
                 self._hang_up(reply, is_here=is_here)
-        if not answered.done():
+        if is_late:
             raise CaptureError(f"The model call has no answer after {timeout_s:g} s.")
 
     def answer_and_wait(self, request: AgentRequest, reply: LocalReply, timeout_s: float) -> None:

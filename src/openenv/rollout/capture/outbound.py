@@ -9,8 +9,8 @@ the CPU of a chunk (0.3 to 0.45 ms instead of 0.15 to 0.2 ms).
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import errno
+import functools
 import re
 import ssl
 import time
@@ -50,6 +50,9 @@ class EndpointResponse:
         self._closed = False
         self.status = connection.status
         self.headers = connection.headers
+        # 47: zlib finds out itself whether it is gzip or deflate
+        is_compressed = self.headers.get("content-encoding", "").lower() in ("gzip", "deflate")
+        self._unzip = zlib.decompressobj(47) if is_compressed else None
 
     async def pieces(self) -> AsyncGenerator[bytes, None]:
         """Yield the body, all buffered bytes at a time. The endpoint waits while the consumer is busy.
@@ -57,18 +60,19 @@ class EndpointResponse:
         Raises:
             EndpointError: The body is incomplete.
         """
-        # 47: zlib finds out itself whether it is gzip or deflate
-        is_compressed = self.headers.get("content-encoding", "").lower() in ("gzip", "deflate")
-        unzip = zlib.decompressobj(47) if is_compressed else None
         try:
-            while (piece := await self._connection.next_piece()) is not None:
-                data = piece if unzip is None else unzip.decompress(piece)
-                if data:
-                    yield data
-        except zlib.error as exc:
-            raise EndpointError(f"the response is not compressed as it says: {exc}", kind="garbage") from None
+            while (piece := await self._next_piece()) is not None:
+                if piece:
+                    yield piece
         finally:
             self.close()
+
+    async def _next_piece(self) -> bytes | None:
+        piece = await self._connection.next_piece()
+        try:
+            return piece if piece is None or self._unzip is None else self._unzip.decompress(piece)
+        except zlib.error as exc:
+            raise EndpointError(f"the response is not compressed as it says: {exc}", kind="garbage") from None
 
     async def read(self, limit: int) -> bytes:
         """Return the whole body.
@@ -76,12 +80,15 @@ class EndpointResponse:
         Raises:
             EndpointError: The body is incomplete, or larger than the limit.
         """
+        # Not by `pieces`: a generator costs more than the one piece of most bodies.
         data = bytearray()
-        async with contextlib.aclosing(self.pieces()) as pieces:
-            async for piece in pieces:
+        try:
+            while (piece := await self._next_piece()) is not None:
                 data += piece
                 if len(data) > limit:
                     raise EndpointError(f"the response is larger than {limit} bytes", kind="garbage")
+        finally:
+            self.close()
         return bytes(data)
 
     def close(self) -> None:
@@ -258,6 +265,16 @@ class _EndpointConnection(asyncio.Protocol):
 # A request is sent twice only if its connection was an old one that had died: the endpoint cannot have seen it.
 
 
+@functools.lru_cache(maxsize=256)  # all calls of a rollout have one address
+def _place(url: str) -> tuple[Address, str, str]:
+    """Return where to connect for an address, the value of the header `host`, and the target of the request."""
+    parts = urlsplit(url)
+    secure = parts.scheme == "https"
+    address = Address(parts.hostname or "", parts.port or (443 if secure else 80), "/", secure)
+    target = (parts.path or "/") + (f"?{parts.query}" if parts.query else "")
+    return address, parts.netloc.rpartition("@")[2], target
+
+
 class Endpoints:
     """Connections to endpoints, kept open for the next call."""
 
@@ -273,12 +290,9 @@ class Endpoints:
         Raises:
             EndpointError: The endpoint did not answer.
         """
-        parts = urlsplit(url)
-        secure = parts.scheme == "https"
-        address = Address(parts.hostname or "", parts.port or (443 if secure else 80), "/", secure)
-        target = (parts.path or "/") + (f"?{parts.query}" if parts.query else "")
+        address, host, target = _place(url)
         # `host` first, so that `extra_headers` of the model may replace it.
-        fields = {"host": parts.netloc.rpartition("@")[2], **headers, "content-length": str(len(body))}
+        fields = {"host": host, **headers, "content-length": str(len(body))}
         lines = "".join(f"{name}: {value}\r\n" for name, value in fields.items())
         request = f"{method} {target} HTTP/1.1\r\n{lines}\r\n".encode("latin-1", "replace") + body
         while True:
@@ -318,9 +332,7 @@ class Endpoints:
 
     async def is_gone(self, url: str) -> bool:
         """Return whether an address refuses connections; False if that is uncertain."""
-        parts = urlsplit(url)
-        secure = parts.scheme == "https"
-        address = Address(parts.hostname or "", parts.port or (443 if secure else 80), "/", secure)
+        address, _, _ = _place(url)
         if proxy_for(address) is not None:
             return False
         try:

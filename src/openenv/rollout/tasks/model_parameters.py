@@ -207,8 +207,8 @@ def allow(
 def asked_limit(body: Mapping[str, Any]) -> int | None:
     """Return the output token limit of a request, under any of its names."""
     config = body.get("generationConfig")
-    values = [body.get(name) for name in OUTPUT_LIMITS]
-    values.append(config.get("maxOutputTokens") if isinstance(config, Mapping) else None)
+    values = [body[name] for name in OUTPUT_LIMITS if name in body]
+    values += [config.get("maxOutputTokens")] if isinstance(config, Mapping) else []
     return next((limit for limit in map(token_limit, values) if limit is not None), None)
 
 
