@@ -1,9 +1,11 @@
 """What a turn of `play` costs: turns per second, CPU of the playing process per turn, and its memory.
 
     python benchmarks/play.py [--episodes 16] [--turns 40] [--concurrency 16]
+    python benchmarks/play.py --turns 5 --concurrency 256 1024 4096         # so many sessions at once
 
 The model's endpoint and the environment are processes of their own. The endpoint answers at once with the IDs and the
-log-probabilities of ten tokens; each message of the conversation counts as twenty tokens of the prompt.
+log-probabilities of ten tokens; each message of the conversation counts as twenty tokens of the prompt. Every session
+plays at least one episode. 4,096 sessions need 8,192 open files: raise the hard limit if it is lower.
 """
 
 from __future__ import annotations
@@ -22,6 +24,7 @@ from pathlib import Path
 from typing import Any
 
 import httptools
+from procfs import raise_file_limit
 
 import openenv
 from openenv.rollout import Model
@@ -114,7 +117,7 @@ def serve_environment() -> None:
         def state(self) -> State:
             return State()
 
-    with serve(create_app(Echo, Word, Hint, max_concurrent_envs=4096)) as served:
+    with serve(create_app(Echo, Word, Hint, max_concurrent_envs=8192)) as served:
         print(served.url, flush=True)
         sys.stdin.read()
 
@@ -131,18 +134,19 @@ def process(what: str) -> Iterator[str]:
             child.kill()
 
 
-async def measure(url: str, port: str, options: argparse.Namespace) -> None:
-    """Play, and print the figures."""
+async def measure(url: str, port: str, concurrency: int, options: argparse.Namespace) -> str:
+    """Play, and return the figures."""
+    episodes = max(options.episodes, concurrency)
     model = Model(base_url=f"http://127.0.0.1:{port}/v1", name="m")
     memory = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     stream = play(
         url,
         model,
-        range(options.episodes),
+        range(episodes),
         samples=1,
-        concurrency=options.concurrency,
+        concurrency=concurrency,
         max_turns=options.turns,
-        max_ahead=options.episodes,
+        max_ahead=episodes,
     )
     async with stream as groups:
         began, cpu, turns, tokens = time.perf_counter(), time.process_time(), 0, 0
@@ -153,13 +157,10 @@ async def measure(url: str, port: str, options: argparse.Namespace) -> None:
                 tokens += sum(len(one.input_ids) for one in sample.sequences)
         wall_s, cpu_s = time.perf_counter() - began, time.process_time() - cpu
     grown = (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - memory) / 1024
-    figures = (
-        f"{turns} turns: {turns / wall_s:,.0f} turns/s, {1000 * cpu_s / turns:.2f} ms of CPU a turn; "
-        f"{tokens:,} tokens, memory grew by {grown:,.0f} MB"
+    return (
+        f"{concurrency} sessions, {turns} turns: {turns / wall_s:,.0f} turns/s, "
+        f"{1000 * cpu_s / turns:.2f} ms of CPU a turn; {tokens:,} tokens, memory grew by {grown:,.0f} MB"
     )
-    print(figures)
-    if options.into:
-        options.into.write_text(f"{figures}; {len(os.sched_getaffinity(0))} cores.\n", encoding="utf-8")
 
 
 def main() -> None:
@@ -173,11 +174,17 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--episodes", type=int, default=16)
     parser.add_argument("--turns", type=int, default=40)
-    parser.add_argument("--concurrency", type=int, default=16)
+    parser.add_argument("--concurrency", type=int, nargs="+", default=[16], help="sessions at once, one run for each")
     parser.add_argument("--into", type=Path, help="a file for the figures")
     options = parser.parse_args()
+    raise_file_limit()
+    rows, cores = [], len(os.sched_getaffinity(0))
     with process("endpoint") as port, process("environment") as url:
-        asyncio.run(measure(url, port, options))
+        for concurrency in options.concurrency:
+            rows.append(f"{asyncio.run(measure(url, port, concurrency, options))}; {cores} cores.")
+            print(rows[-1], flush=True)
+    if options.into:
+        options.into.write_text("\n".join(rows) + "\n", encoding="utf-8")
 
 
 if __name__ == "__main__":
