@@ -37,7 +37,7 @@ class AgentRun:
 
     task: Task
     base_url: str
-    """The address of the capture proxy inside, ending in `/v1`; empty for an agent without a model or with `is_loop`."""
+    """The address of the capture proxy inside, ending in `/v1`; empty without a model or with `is_loop`."""
     api_key: str
     """The key of this rollout, which only the capture proxy accepts."""
     model: str
