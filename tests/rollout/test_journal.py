@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from openenv.errors import CaptureError, StoreError
-from openenv.rollout import Engine, EngineOptions, Progress, RolloutStore, Task, resume_rollouts
+from openenv.rollout import Engine, EngineOptions, Model, Progress, RolloutStore, Task, resume_rollouts
 from openenv.rollout.capture.records import FILE, Recorder, read, read_entries
 from openenv.sandboxes.base import Sandboxes
 from stored_rollouts import Talk
@@ -149,3 +149,14 @@ def test_the_calls_of_a_begun_rollout_are_described_once(store: RolloutStore) ->
         Talk(store.captures / "one", "one")
     with pytest.raises(StoreError, match="already"):
         begin(store, "one")
+
+
+def test_the_description_of_an_engine_has_no_secrets(store: RolloutStore) -> None:
+    headers = {"X-Api-Key": "a-second-secret-key"}
+    model = Model(base_url="http://me:pass%2Fword-12@host/v1", name="m", api_key="sk-01234567", extra_headers=headers)
+    engine = Engine(EngineOptions(agent="single-turn", model=model, budget=None))
+    store.begin("one", TASK, about=engine.about(TASK, {"group": "g1"}))
+    data = (store.captures / "one" / FILE).read_bytes()
+    assert not [secret for secret in (b"sk-0123", b"word-12", b"second-secret") if secret in data]
+    begun = store.begun("one")
+    assert (begun.group, begun.agent, begun.model, begun.engine["model"]["name"]) == ("g1", "single-turn", "m", "m")
