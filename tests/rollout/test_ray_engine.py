@@ -32,6 +32,7 @@ from openenv.rollout import (
 )
 from openenv.rollout.agents import Shell
 from openenv.rollout.agents.shell_chat import ShellChat
+from openenv.rollout.capture.records import FILE
 from openenv.rollout.run.ray_engine import RayEngine
 from openenv.rollout.store.exports import recording
 from openenv.sandboxes.base import Sandboxes
@@ -317,6 +318,40 @@ def test_a_worker_can_run_a_rollout_again_whose_model_calls_it_was_to_capture(
         assert len(where(outcome)["failed_attempts"]) == 1
         captured = [recording(store, record) for record in store.records()]
         assert [one is not None and len(one.calls) for one in captured] == [1] * stored
+
+
+def test_a_lost_rollout_continues_with_its_recorded_answers(cluster: RayCluster, tmp_path: Path) -> None:
+    task = Task(instruction="Count.", verify=("test $(wc -l < log.txt) = 6",))
+    lines = tuple(Turn(text=f"sleep 0.3; echo {number} >> log.txt; exit 1") for number in range(6))
+    with (
+        ScriptedModel(Script(name="lines", turns=lines, ending="exit")) as server,
+        RolloutStore(tmp_path / "store") as store,
+    ):
+        model = Model(**server.model(), sampling=Sampling().parameters())
+        options = EngineOptions(agent=ShellChat(max_turns=9), model=model, store=store)
+        with RayEngine(options, cluster=cluster, concurrency=1) as engine:
+
+            def kill_worker() -> None:
+                wait_until(
+                    lambda: sum(path.read_bytes().count(b'"k":"end"') for path in engine._folder.rglob(FILE)) > 1
+                )
+                place = engine._workers[0].place
+                assert place is not None
+                os.kill(place.pid, signal.SIGKILL)
+
+            killer = threading.Thread(target=kill_worker)
+            killer.start()
+            outcome = engine.run(task)
+            killer.join()
+        assert (outcome.status, outcome.reward) == ("ok", 1.0), outcome.reason
+        assert outcome.metadata["replayed"] >= 2
+        assert len(where(outcome)["failed_attempts"]) == 1
+        assert 7 <= len(server.played()) <= 7 + 3  # answers of the last moment had not arrived
+        [record] = store.records()
+        captured = recording(store, record)
+        assert captured is not None
+        assert [call.number for call in captured.calls] == [1, 2, 3, 4, 5, 6, 7]
+        assert record.outcome.start is None
 
 
 def test_rollouts_that_run_at_once_in_a_worker_share_their_setup(nodes: RayNodes) -> None:

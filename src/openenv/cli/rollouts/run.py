@@ -141,8 +141,7 @@ def run(flags: RunFlags) -> None:
         tasks = [each for _, task in flags.draw.load(flags.tasks) for each in _repeated(task, flags.samples)]
         sandbox = flags.sandbox or ("docker" if any(task.image is not None for task in tasks) else "local")
         endpoint = flags.model.endpoint()
-        # Agents without a dialect, such as noop and oracle, make no model calls.
-        needs_model = driver(flags.agent).dialect is not None
+        needs_model = driver(flags.agent).dialect is not None  # noop and oracle make no model calls
         if endpoint is None and needs_model:
             raise ValueError(f"{flags.agent} needs a model: give its endpoint with --llm-url and its id with --model")
         cluster = None if flags.ray is None else RayCluster(flags.ray)

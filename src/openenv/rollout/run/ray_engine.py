@@ -15,7 +15,8 @@ Only the driver writes to the store. Ray is imported when an engine is entered.
 #                                           error is raised if no worker is left.
 #
 # An attempt is repeated only if it ended as `sandbox_failed` or lost its worker, on another node if possible. A failure
-# of the agent counts: repeating it until it passes would falsify the reward.
+# of the agent counts: repeating it until it passes would falsify the reward. The driver gets each journal while it
+# grows, and gives it to the next worker: the agent gets its recorded answers again.
 
 from __future__ import annotations
 
@@ -54,7 +55,7 @@ from openenv.rollout.run.engine import (
 from openenv.rollout.run.process_engine import WorkerProxies
 from openenv.rollout.run.shared_setup import SharedSetups, setup_key
 from openenv.rollout.store.outcome import Outcome, Status
-from openenv.rollout.tasks.task import Task, sandbox_spec
+from openenv.rollout.tasks.task import BranchPoint, Task, sandbox_spec
 from openenv.sandboxes.base import Sandboxes
 from openenv.sandboxes.host import scratch
 
@@ -74,6 +75,9 @@ _STARTS = 3
 _CANCEL_S = 60.0
 """The time limit for ending a cancelled rollout; after it, the worker is killed."""
 _CLOSE_S = 15.0
+_JOURNAL_S = 0.5
+"""The pause between two parts of a journal: if a worker is lost, so are at most the answers of this time."""
+_JOURNAL = f"captures/{FILE}"
 _NOTICE_S = 1.0
 
 
@@ -112,16 +116,22 @@ class Outbox:
         self._live = folder / "live"
         self._has_store = has_store
         self._emits: dict[str, Callable[[FilePart], None]] = {}
+        self._journals: dict[str, SentJournal] = {}
 
     @contextmanager
-    def sending(self, rollout_id: str, emit: Callable[[FilePart], None]) -> Iterator[None]:
-        """Send the files of a rollout with `emit` while the block runs."""
+    def sending(self, rollout_id: str, emit: Callable[[FilePart], None], journal: bytes) -> Iterator[None]:
+        """Send the files of a rollout with `emit` while the block runs; `journal` is that of a lost attempt."""
         self._emits[rollout_id] = emit
         (self._live / rollout_id).mkdir(parents=True)
+        file = self.captures / rollout_id / FILE
+        if journal:
+            file.parent.mkdir(parents=True)
+            file.write_bytes(journal)
         try:
-            yield
+            with SentJournal(file, emit) as self._journals[rollout_id]:
+                yield
         finally:
-            del self._emits[rollout_id]
+            del self._emits[rollout_id], self._journals[rollout_id]
             # This worker may get the same rollout again, if its sandbox failed.
             for folder in (self.captures, self._live):
                 shutil.rmtree(folder / rollout_id, ignore_errors=True)
@@ -149,7 +159,9 @@ class Outbox:
 
             with suppress(CaptureError):
                 outcome.keep_sequences(export.sequences(read(records)))
-        files = [(f"captures/{path.relative_to(records).as_posix()}", path) for path in sorted(records.rglob("*"))]
+        self._journals[outcome.rollout_id].send()
+        paths = [path for path in sorted(records.rglob("*")) if path != records / FILE]
+        files = [(f"captures/{path.relative_to(records).as_posix()}", path) for path in paths]
         for name, path in (*files, ("worktree.tar", worktree), ("baseline.tar", baseline), ("agent.log", agent_log)):
             if path is not None and path.is_file():
                 self._send(outcome.rollout_id, path, name)
@@ -162,6 +174,42 @@ class Outbox:
             emit(FilePart(name, file.read(_CHUNK)))  # an empty file also has one part
             while data := file.read(_CHUNK):
                 emit(FilePart(name, data))
+
+
+class SentJournal:
+    """Sends a journal while it grows; a context manager.
+
+    Args:
+        path: The journal, which may not exist yet.
+        emit: Sends a part.
+    """
+
+    def __init__(self, path: Path, emit: Callable[[FilePart], None]) -> None:
+        self._path, self._emit = path, emit
+        self._sent = 0
+        self._lock = threading.Lock()
+        self._is_over = threading.Event()
+        self._thread = threading.Thread(target=self._follow, name="openenv-journal", daemon=True)
+
+    def __enter__(self) -> SentJournal:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *exc_info: object) -> None:
+        self._is_over.set()
+        self._thread.join()
+
+    def _follow(self) -> None:
+        while not self._is_over.wait(_JOURNAL_S):
+            self.send()
+
+    def send(self) -> None:
+        """Send the bytes that were added since the last time."""
+        with self._lock, suppress(FileNotFoundError), self._path.open("rb") as file:
+            file.seek(self._sent)
+            while data := file.read(_CHUNK):
+                self._emit(FilePart(_JOURNAL, data))
+                self._sent += len(data)
 
 
 class RolloutWorker:
@@ -203,16 +251,24 @@ class RolloutWorker:
             self._stack = stack.pop_all()
 
     def run(
-        self, task: Task, rollout_id: str, metadata: Mapping[str, Any] | None
+        self, task: Task, rollout_id: str, metadata: Mapping[str, Any] | None, journal: bytes
     ) -> Iterator[Progress | FilePart | Outcome]:
-        """Run a rollout; yield its events and files, and at the end its outcome."""
-        yield from _stream(partial(self._run, task, rollout_id, metadata))
+        """Run a rollout; yield its events and files, and at the end its outcome.
+
+        Args:
+            task: Its task.
+            rollout_id: Its ID.
+            metadata: Its labels.
+            journal: The journal of a lost attempt, whose answers the agent gets again; empty for the first one.
+        """
+        yield from _stream(partial(self._run, task, rollout_id, metadata, journal))
 
     def _run(
         self,
         task: Task,
         rollout_id: str,
         metadata: Mapping[str, Any] | None,
+        journal: bytes,
         emit: Callable[[Progress | FilePart | Outcome], None],
     ) -> None:
         assert self._engine is not None
@@ -233,11 +289,17 @@ class RolloutWorker:
                 key = setup_key(task)
                 group = self._setups.join(key)
                 stack.callback(self._setups.leave, key)
-            stack.enter_context(self._outbox.sending(rollout_id, emit))
+            stack.enter_context(self._outbox.sending(rollout_id, emit, journal))
             outcome = self._engine.run(
-                task, rollout_id=rollout_id, on_progress=report, cancel=cancel, metadata=metadata, setup_group=group
+                task,
+                rollout_id=rollout_id,
+                start=BranchPoint(rollout_id, is_branch=False) if journal else None,
+                on_progress=report,
+                cancel=cancel,
+                metadata=metadata,
+                setup_group=group,
             )
-        emit(outcome)
+        emit(outcome.model_copy(update={"start": None}))  # its start is an attempt of itself
 
     def cancel(self, rollout_id: str, reason: str) -> None:
         """End a rollout, which still yields its outcome. Ray calls have no order: this may arrive before `run`."""
@@ -305,7 +367,8 @@ class RayEngine(WorkerProxies):
     """Runs rollouts on a Ray cluster, from any number of threads at once, as `Engine` does on this machine.
 
     Rollouts are spread over workers, and workers over nodes. A rollout that ends as `sandbox_failed` or loses its node
-    is repeated on another node, with the same ID. `metadata["ray"]` of an outcome names the node and earlier failures.
+    continues on another node, with the same ID and its recorded answers. `metadata["ray"]` of an outcome names the node
+    and earlier failures.
 
     Args:
         options: The options of each worker's engine. Ray must be able to pickle agents and sandboxes that are objects.
@@ -437,11 +500,12 @@ class RayEngine(WorkerProxies):
         """Repeat a rollout until its outcome says something about the agent, or no attempt is left."""
         failures: list[str] = []
         failed_nodes: set[str] = set()
+        journal = b""
         for number in itertools.count(1):
             worker: _Worker | None = None
             try:
                 worker = self._acquire(run.cancel, failed_nodes)
-                outcome = self._follow(worker, run)
+                outcome = self._follow(worker, run, journal)
             except RolloutCancelled as exc:
                 outcome = self._unfinished(run, "cancelled", str(exc))
             except WorkerLost as exc:
@@ -459,6 +523,7 @@ class RayEngine(WorkerProxies):
             assert worker.place is not None
             failures.append(f"{worker.place.address}: {outcome.reason}")
             failed_nodes.add(worker.place.node_id)
+            journal = max(journal, run.journal(), key=len)
             run.forget_files()
             run.reporter.phase = "sandbox"
             run.reporter.say(f"attempt {number} of {1 + self._retries} failed: {outcome.reason}; running it again")
@@ -469,8 +534,8 @@ class RayEngine(WorkerProxies):
             where["failed_attempts"] = failures
         return outcome.model_copy(update={"metadata": {**outcome.metadata, "ray": where}})
 
-    def _follow(self, worker: _Worker, run: _RemoteRollout) -> Outcome:
-        """Run a rollout on a worker; receive its events, files and outcome.
+    def _follow(self, worker: _Worker, run: _RemoteRollout, journal: bytes) -> Outcome:
+        """Run a rollout on a worker, from the journal of a lost attempt; receive its events, files and outcome.
 
         Raises:
             WorkerLost: the worker has died or cannot be reached.
@@ -481,7 +546,7 @@ class RayEngine(WorkerProxies):
         with self._cancelling(worker, run):
             try:
                 stream = worker.actor.run.options(num_returns="streaming")
-                for reference in stream.remote(run.task, run.rollout_id, run.metadata):
+                for reference in stream.remote(run.task, run.rollout_id, run.metadata, journal):
                     part = self._ray.get(reference)
                     if isinstance(part, Outcome):
                         outcome = part
@@ -733,6 +798,11 @@ class _RemoteRollout:
         else:
             self.reporter.phase = part.phase
             self.reporter.say(part.message, turn=part.turn, facts=part.facts)
+
+    def journal(self) -> bytes:
+        """Return the journal of the last attempt, as far as it arrived."""
+        path = self.folder / _JOURNAL
+        return path.read_bytes() if path.is_file() else b""
 
     def forget_files(self) -> None:
         """Remove the files of a failed attempt before the next one."""
