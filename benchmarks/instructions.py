@@ -44,9 +44,12 @@ SERVERS = {"inline": _SERVE + "inline", "thread": _SERVE + "thread", "uvicorn": 
 
 # Starts a server; its arguments are the module to run, and its arguments.
 START = f"""
-import runpy, sys
-from openenv.server.runners import dispatcher, thread
-for module in (dispatcher, thread):
+import importlib, runpy, sys
+for path in ("server.runners.dispatcher", "server.runners.thread", "runners.dispatcher", "runners.thread"):
+    try:
+        module = importlib.import_module("openenv." + path)
+    except ModuleNotFoundError:
+        continue  # older checkouts have them elsewhere
     for name in ("WAIT_S", "TURN_S", "SLOW_S", "FAST_S", "_SWITCH_S"):
         if hasattr(module, name):
             setattr(module, name, {SLOWER} * getattr(module, name))
