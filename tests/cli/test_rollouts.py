@@ -120,6 +120,10 @@ def test_the_first_difference_of_two_rollouts_and_of_two_stores_is_shown(call: C
     assert "no rollout 'nothing'" in call("diff", "nothing", ids[0], code=1)
 
 
+def test_a_clock_that_is_no_time_is_refused(call: Call, task: str) -> None:
+    assert "clock must be a time" in call("run", task, "--agent", "oracle", "--clock", "noon", code=2)
+
+
 def test_rollouts_are_branched_and_resumed(call: Call, task: str, tmp_path: Path) -> None:
     turns = (Turn(text="Looking."), Turn(text="Still looking."))
     with ScriptedModel(Script(name="branch", turns=turns, ending="42")) as model:

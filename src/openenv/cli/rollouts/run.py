@@ -21,6 +21,7 @@ from .selection import (
     DrawFlags,
     Json,
     Store,
+    checked_clock,
     checked_trust,
     one_line_failures,
     open_store,
@@ -74,7 +75,9 @@ class RunFlags:
     clock: Annotated[
         str | None,
         typer.Option(
-            metavar="TIME", help="The time that the agent's commands see, such as '2026-01-01 12:00', in UTC."
+            metavar="TIME",
+            callback=checked_clock,
+            help="The time that the agent's commands see, such as '2026-01-01 12:00', in UTC.",
         ),
     ] = None
     record_files: Annotated[
