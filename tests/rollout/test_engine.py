@@ -483,7 +483,7 @@ def test_a_rollout_whose_calls_cannot_be_recorded_does_not_begin(
     run: Callable[..., Outcome], model: Model, tmp_path: Path
 ) -> None:
     with CaptureServer(tmp_path / "calls") as capture:
-        capture.open("taken", model)
+        capture.open("taken", model).close()
         asking = Shell([CALL], dialect="openai_chat")
         with RolloutStore(tmp_path / "store") as store:
             outcome = run_rollout(SUM, agent=asking, model=model, capture=capture, rollout_id="taken", store=store)

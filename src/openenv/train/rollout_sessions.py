@@ -141,7 +141,7 @@ class _SharedEngine:
             folder = stack.enter_context(scratch())
             root: Path = folder / "captures" if options.store is None else options.store.captures
             capture = options.capture or stack.enter_context(CaptureServer(root, CaptureOptions(sockets=folder)))
-            self.captures = capture.root if options.store is None else root
+            self.captures = capture.root
             self.keeps_records = options.store is not None or options.capture is not None
             self.engine = stack.enter_context(Engine(replace(options, model=model, capture=capture)))
             self._stack = stack.pop_all()

@@ -285,7 +285,6 @@ class CaptureServer(ProxyListener):
         metadata: Mapping[str, Any] | None = None,
         traits: EndpointTraits | None = None,
         key: str | None = None,
-        root: Path | None = None,
     ) -> Capture:
         """Open a rollout: a key, a budget, and a file of records.
 
@@ -296,12 +295,11 @@ class CaptureServer(ProxyListener):
             metadata: Written into its records.
             traits: Facts about the endpoint from earlier rollouts.
             key: The agent's key; by default a random one.
-            root: The folder of journals; by default that of the server.
 
         Raises:
             CaptureError: The ID is taken or cannot be the name of a folder, or the records cannot be made.
         """
-        rollout = self._new_rollout(rollout_id, model, budget, metadata, root, traits)
+        rollout = self._new_rollout(rollout_id, model, budget, metadata, traits)
         return self._begin(rollout, key or _new_key(), lambda: rollout.recorder.create(_description(rollout)))
 
     def reopen(
@@ -312,7 +310,6 @@ class CaptureServer(ProxyListener):
         start: BranchPoint | None = None,
         budget: Budget | None = None,
         metadata: Mapping[str, Any] | None = None,
-        root: Path | None = None,
     ) -> Capture:
         """Open a rollout whose agent gets recorded answers first: its own after an interruption, or those of a parent.
 
@@ -322,12 +319,11 @@ class CaptureServer(ProxyListener):
             start: The beginning of a rollout without records: a call of its parent, or None.
             budget: Its limits; recorded answers count.
             metadata: Written into its records.
-            root: The folder of journals, also of its parent's; by default that of the server.
 
         Raises:
             CaptureError: As in `open`, or the records cannot be read or continued.
         """
-        rollout = self._new_rollout(rollout_id, model, budget, metadata, root)
+        rollout = self._new_rollout(rollout_id, model, budget, metadata)
         recorder = rollout.recorder
 
         def begin() -> None:
@@ -338,7 +334,7 @@ class CaptureServer(ProxyListener):
                 rollout.replay = Replay(earlier.answers_until(None), earlier.unanswered)
                 return
             if start is not None:
-                parent = RecordingReader(recorder.folder.parent / start.rollout_id)
+                parent = RecordingReader(self.root / start.rollout_id)
                 parent.advance()
                 items = recorder.continue_from(parent.builder, until=start.call)
                 rollout.replay = Replay(parent.builder.answers_until(start.call))
@@ -355,13 +351,12 @@ class CaptureServer(ProxyListener):
         model: Model,
         budget: Budget | None,
         metadata: Mapping[str, Any] | None,
-        root: Path | None,
         traits: EndpointTraits | None = None,
     ) -> CapturedRollout:
         rollout_id = rollout_id or secrets.token_hex(16)
         if not _ID.fullmatch(rollout_id):
             raise CaptureError(f"{rollout_id!r} cannot be the id of a rollout: letters, digits, '.', '_', '-' can.")
-        recorder = Recorder((root or self.root) / rollout_id / FILE, is_durable=self._is_durable)
+        recorder = Recorder(self.root / rollout_id / FILE, is_durable=self._is_durable)
         if self._holds_calls:
             recorder.hold()
         spending, traits = Spending(budget or Budget()), traits or EndpointTraits()

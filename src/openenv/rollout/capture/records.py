@@ -291,7 +291,7 @@ class Recorder:
             self.release()
 
     def take_over(self, folder: Path) -> None:
-        """Add the calls of a journal from another machine; the events are here already.
+        """Add the calls in a journal from elsewhere; the events are here already.
 
         Raises:
             CaptureError: It cannot be read, or its entries cannot be written.

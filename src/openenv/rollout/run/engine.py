@@ -26,6 +26,7 @@ import re
 import secrets
 import shutil
 import threading
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future
 from dataclasses import asdict, dataclass, replace
@@ -63,7 +64,7 @@ from openenv.sandboxes.host import scratch
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from openenv.rollout.capture.capture_server import Capture, CaptureServer
+    from openenv.rollout.capture.capture_server import Capture, CaptureServer, ProxyOrder
 
 logger = logging.getLogger(__name__)
 _T = TypeVar("_T")
@@ -85,6 +86,26 @@ _ID = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,127}")
 
 class WorkerLost(Exception):
     """The process that ran a rollout has died, or its node; the text says how."""
+
+
+class WorkerProxies(ABC):
+    """The capture proxies of all workers, as one: `GroupStream` pauses them."""
+
+    def hold(self) -> None:
+        """Hold back new model calls until `resume`, without waiting for those under way."""
+        self._order_all("hold")
+
+    def pause(self) -> None:
+        """Hold back new model calls until `resume`; return when those under way have ended."""
+        self._order_all("pause")
+
+    def resume(self) -> None:
+        """Release the model calls that `pause` or `hold` held back."""
+        self._order_all("resume")
+
+    @abstractmethod
+    def _order_all(self, order: ProxyOrder) -> None:
+        """Send an order to all workers; those that start later get it too."""
 
 
 class RolloutSink(Protocol):
@@ -509,6 +530,8 @@ class Engine:
                 # the captured calls are removed with the engine's scratch folder.
                 if store is None:
                     outcome.keep_sequences(_sequences(capture))
+                elif isinstance(store, RolloutStore) and capture.path.parent != store.captures:
+                    store.keep_capture(plan.rollout_id, capture.path)
         except CaptureError as exc:
             outcome = rollout.refuse("env_failed", str(exc))
         if store is not None:
@@ -546,8 +569,11 @@ class Engine:
         plan = self._with_files(plan)
         capture = self._open_capture(self._capture, plan, model)
         access = ModelAccess(self._capture, capture)
-        if self.options.store is not None:
-            reporter.journal = partial(_journal, capture.rollout.recorder)
+        if (store := self.options.store) is not None:
+            # A proxy of the caller may write elsewhere; its calls are added at the end.
+            is_here = capture.path.parent == store.captures
+            recorder = capture.rollout.recorder if is_here else Recorder(store.captures / plan.rollout_id / FILE)
+            reporter.journal = partial(_journal, recorder)
         rollout = RolloutRun(plan, access, reporter=reporter, cancel=cancel)
         with capture, capture.rollout.recorder.opened():
             outcome = rollout.run()
@@ -578,11 +604,9 @@ class Engine:
         return replace(plan, restored=restored)
 
     def _open_capture(self, proxy: CaptureServer, plan: RolloutPlan, model: Model) -> Capture:
-        root = None if self.options.store is None else self.options.store.captures
-        about: dict[str, Any] = {"budget": self._budget, "metadata": plan.metadata, "root": root}
         if plan.start is None and not plan.is_resumed:
-            return proxy.open(plan.rollout_id, model, **about)
-        return proxy.reopen(plan.rollout_id, model, start=plan.start, **about)
+            return proxy.open(plan.rollout_id, model, budget=self._budget, metadata=plan.metadata)
+        return proxy.reopen(plan.rollout_id, model, start=plan.start, budget=self._budget, metadata=plan.metadata)
 
 
 def _journal(recorder: Recorder, event: Progress) -> None:

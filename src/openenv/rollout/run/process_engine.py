@@ -34,7 +34,6 @@ import subprocess
 import sys
 import threading
 import time
-from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future
@@ -47,7 +46,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from openenv.errors import RolloutCancelled, RolloutError
 from openenv.rollout.agents.base import Agent
 from openenv.rollout.progress import Cancellation, OnProgress, Progress
-from openenv.rollout.run.engine import Engine, EngineOptions, WorkerLost, new_rollout_id
+from openenv.rollout.run.engine import Engine, EngineOptions, WorkerLost, WorkerProxies, new_rollout_id
 from openenv.rollout.run.shared_setup import SharedSetups, setup_key
 from openenv.rollout.store.outcome import Outcome, Status
 from openenv.rollout.store.store import RolloutStore, stored_outcome
@@ -271,26 +270,6 @@ class _Worker:
         """Send a message; a lost worker is noticed by its reader."""
         with contextlib.suppress(OSError), self.sending:
             self.connection.send(message)
-
-
-class WorkerProxies(ABC):
-    """The capture proxies of all workers, as one: `GroupStream` pauses them."""
-
-    def hold(self) -> None:
-        """Hold back new model calls until `resume`, without waiting for those under way."""
-        self._order_all("hold")
-
-    def pause(self) -> None:
-        """Hold back new model calls until `resume`; return when those under way have ended."""
-        self._order_all("pause")
-
-    def resume(self) -> None:
-        """Release the model calls that `pause` or `hold` held back."""
-        self._order_all("resume")
-
-    @abstractmethod
-    def _order_all(self, order: ProxyOrder) -> None:
-        """Send an order to all workers; those that start later get it too."""
 
 
 class ProcessEngine(WorkerProxies):

@@ -48,11 +48,11 @@ from openenv.rollout.run.engine import (
     Engine,
     EngineOptions,
     WorkerLost,
+    WorkerProxies,
     check_rollout_id,
     named_backend,
     new_rollout_id,
 )
-from openenv.rollout.run.process_engine import WorkerProxies
 from openenv.rollout.run.shared_setup import SharedSetups, setup_key
 from openenv.rollout.store.outcome import Outcome, Status
 from openenv.rollout.tasks.task import BranchPoint, Task, sandbox_spec

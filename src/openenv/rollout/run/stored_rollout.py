@@ -206,12 +206,16 @@ def resume_rollouts(
                 pool.shutdown(cancel_futures=True)
                 raise
     if unknown:
-        names = ", ".join(each.damage or each.rollout_id for each in unknown[:5])
-        raise StoreError(
-            f"{len(unknown)} rollouts do not say how they were run: {names}. Pass agent, model and sandbox, or run the "
-            f"damaged ones again"
-        )
+        _refuse_unknown(unknown)
     return outcomes
+
+
+def _refuse_unknown(rollouts: list[BegunRollout]) -> None:
+    names = ", ".join(each.damage or each.rollout_id for each in rollouts[:5])
+    raise StoreError(
+        f"{len(rollouts)} rollouts do not say how they were run: {names}. Pass agent, model and sandbox, or run the "
+        f"damaged ones again"
+    )
 
 
 def _settings(begun: BegunRollout) -> Mapping[str, Any]:

@@ -374,7 +374,7 @@ class RolloutStore:
         return outcome
 
     def keep_capture(self, rollout_id: str, records: Path) -> None:
-        """Add the journal of another machine, with the recorded files beside it, to that of a running rollout.
+        """Add the calls in a journal elsewhere, with the recorded files beside it, to that of a running rollout.
 
         Raises:
             StoreError: the disk is full, or the journal is damaged.

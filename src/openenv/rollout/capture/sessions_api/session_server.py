@@ -189,13 +189,12 @@ class SessionServer(CaptureServer):
         metadata: Mapping[str, Any] | None = None,
         traits: EndpointTraits | None = None,
         key: str | None = None,
-        root: Path | None = None,
     ) -> Capture:
         """Open a rollout, and attach it to the session that reserved it, if any; see `CaptureServer.open`."""
         reserved = self._reserved.pop(rollout_id or "", None)
         if reserved is not None:
             traits = reserved.endpoint.traits(reserved.session)
-        capture = super().open(rollout_id, model, budget=budget, metadata=metadata, traits=traits, key=key, root=root)
+        capture = super().open(rollout_id, model, budget=budget, metadata=metadata, traits=traits, key=key)
         if reserved is not None:
             self._attach(reserved.session, reserved.endpoint, capture)
         return capture
