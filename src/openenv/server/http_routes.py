@@ -130,8 +130,9 @@ class GymCall:
         return self.operation.kind == "reset"
 
     async def run(self, session: Session) -> Any:
-        """Run it in a session."""
-        return await session.run(self.operation, self.argument, origin=self.origin)
+        """Run it in a session; that of a single request ends with it, unless a reset makes it a soft one."""
+        is_last = session.kind is SessionKind.ONCE and not self.begins
+        return await session.run(self.operation, self.argument, is_last=is_last, origin=self.origin)
 
 
 class GymRoutes:

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from openenv import MCPEnvironment, Observation, tool
+from openenv import Environment, MCPEnvironment, Observation, tool
 from openenv.errors import SessionClosedError
 from openenv.server.runners import InlineRunner, Runner, ThreadRunner, current_dispatcher
 from openenv.server.sessions.operations import CALL, Operation, StepInput, build_operations
@@ -334,6 +334,29 @@ async def test_tools_close_on_the_loop_unless_their_close_may_wait(
     session.close()
     await world.until_closed(session)
     assert (world.closing_threads == [threading.get_ident()]) is is_at_once
+
+
+async def test_a_session_without_work_at_its_end_ends_with_its_last_call_in_the_same_turn(threaded: World) -> None:
+    class Quick(Recorder):
+        close = Environment.close
+
+    async def last(kind: type[Recorder]) -> Session:
+        session, env = await threaded.built(kind)
+        assert await session.run(OPS.step, 1, is_last=True) == ("step", 1)
+        assert threading.get_ident() not in env.threads
+        return session
+
+    session = await last(Quick)
+    await threaded.until_closed(session)
+    assert session.close_reason == "request done"
+    assert threading.get_ident() not in threaded.closing_threads
+    session.close("later")
+    assert session.close_reason == "request done"
+    session = await last(Recorder)  # its `close` may hang, so only the caller can close it
+    assert session.is_idle
+    session.close("now")
+    await wait_until_async(lambda: len(threaded.closed) == 2)
+    assert session.close_reason == "now"
 
 
 async def test_asynchronous_methods_run_on_the_loop_and_the_others_in_the_lane(threaded: World) -> None:

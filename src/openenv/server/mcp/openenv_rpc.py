@@ -116,7 +116,9 @@ class OpenEnvRpc:
     def _call_of(self, role: Role, call: ToolRequest) -> InSession:
         operations, mode = self._operations, self._service.mode
         if role is Role.ORCHESTRATOR:
-            return lambda session, origin: session.run(operations.call, call, cancellable=True, origin=origin)
+            return lambda session, origin: session.run(
+                operations.call, call, cancellable=True, is_last=session.kind is SessionKind.ONCE, origin=origin
+            )
         return lambda session, origin: operations.run_for_agent(session, call, mode=mode, origin=origin)
 
     async def _run(self, request: JsonRpcRequest, own: Session | None, role: Role, work: InSession) -> Any:

@@ -50,7 +50,16 @@ from .lifetime import (
 from .operations import FORK, RESTORE
 from .peers import Answers, Peers, not_found
 from .resume import Attachments, Openings
-from .session import CallFactory, ObserveStep, Session, SessionCall, SessionCallbacks, SessionKind, SessionState
+from .session import (
+    REQUEST_DONE,
+    CallFactory,
+    ObserveStep,
+    Session,
+    SessionCall,
+    SessionCallbacks,
+    SessionKind,
+    SessionState,
+)
 from .slots import CapacityQueue, OnPosition, Slots
 
 logger = logging.getLogger(__name__)
@@ -365,7 +374,7 @@ class SessionManager:
             raise problem from problem.__cause__  # the constructor's exception
         finally:
             if session.kind is SessionKind.ONCE:
-                session.close("request done")
+                session.close(REQUEST_DONE)
 
     def keep_soft(self, session: Session) -> bool:
         """Give a borrowed session a slot, if one is free, so that a cookie can continue it."""
@@ -595,7 +604,7 @@ class SessionManager:
             try:
                 await self._restore_by(spare, session, source)
             finally:
-                spare.close("request done")
+                spare.close(REQUEST_DONE)
         finally:
             session.restored_from = None
 
