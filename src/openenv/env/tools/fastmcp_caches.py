@@ -16,10 +16,9 @@ import functools
 import inspect
 import sys
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
 from functools import partial
 from types import CodeType, FunctionType, MethodType
-from typing import Any, Final, Generic, TypeVar
+from typing import Any, Final, TypeVar
 from weakref import WeakKeyDictionary
 
 from pydantic_core import from_json, to_json
@@ -118,41 +117,32 @@ LOCAL: Final = "<locals>"  # in the name of an object that a function has made
 _MAX_VARIANTS: Final = 8  # of one function: annotations that every constructor makes again must not pile up
 
 
-@dataclass(frozen=True, slots=True)
-class _Kept(Generic[T]):
-    """A value, and everything beside the code that it was derived from."""
+SharedByCode = WeakKeyDictionary[CodeType, list[tuple[tuple[Any, ...], tuple[Any, ...], T]]]
+"""Values derived from functions, each kept per code object for all functions that differ in nothing else.
 
-    source: tuple[Any, ...]
-    defaults: tuple[Any, ...]
-    value: T
+With each value: what it was derived from beside the code, and the defaults, which are compared with care. Functions
+whose annotations or defaults could hold an environment have no place here.
+"""
 
 
-class SharedByCode(Generic[T]):
-    """Values derived from functions, each kept per code object for all functions that differ in nothing else.
-
-    Functions whose annotations or defaults could hold an environment have no place here.
-    """
-
-    def __init__(self) -> None:
-        self._kept: WeakKeyDictionary[CodeType, list[_Kept[T]]] = WeakKeyDictionary()
-
-    def find(self, fn: Any, *source: Any) -> T | None:
-        """Return the value of a function with the same code, annotations, defaults, and further source."""
-        function = getattr(fn, "__func__", fn)
-        if not _is_bare(function):
-            return None
-        for kept in tuple(self._kept.get(function.__code__, ())):
-            if kept.source == _source_of(fn, source) and same_values(kept.defaults, _defaults_of(function)):
-                return kept.value
+def find_shared(table: SharedByCode[T], fn: Any, *source: Any) -> T | None:
+    """Return the value of a function with the same code, annotations, defaults, and further source."""
+    function = getattr(fn, "__func__", fn)
+    if not _is_bare(function):
         return None
+    for known, defaults, value in tuple(table.get(function.__code__, ())):
+        if known == _source_of(fn, source) and same_values(defaults, _defaults_of(function)):
+            return value
+    return None
 
-    def keep(self, fn: Any, value: T, *source: Any) -> None:
-        """Keep the value of a function that is not here yet."""
-        function = getattr(fn, "__func__", fn)
-        if _is_bare(function) and _is_plain(function):
-            of_code = self._kept.setdefault(function.__code__, [])
-            of_code.append(_Kept(_source_of(fn, source), _defaults_of(function), value))
-            del of_code[:-_MAX_VARIANTS]
+
+def keep_shared(table: SharedByCode[T], fn: Any, value: T, *source: Any) -> None:
+    """Keep the value of a function that is not in the table yet."""
+    function = getattr(fn, "__func__", fn)
+    if _is_bare(function) and _is_plain(function):
+        of_code = table.setdefault(function.__code__, [])
+        of_code.append((_source_of(fn, source), _defaults_of(function), value))
+        del of_code[:-_MAX_VARIANTS]
 
 
 def _source_of(fn: Any, source: tuple[Any, ...]) -> tuple[Any, ...]:
@@ -164,7 +154,7 @@ def _defaults_of(function: FunctionType) -> tuple[Any, ...]:
     return (*(function.__defaults__ or ()), *keywords, *keywords.values())
 
 
-_DESCRIBED: Final[SharedByCode[tuple[Any, bytes]]] = SharedByCode()
+_DESCRIBED: Final[SharedByCode[tuple[Any, bytes]]] = WeakKeyDictionary()
 
 
 def share_descriptions() -> None:
@@ -184,7 +174,7 @@ def _sharing(describe: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(describe)
     def shared(cls: Any, fn: Any, *args: Any, **kwargs: Any) -> Any:
         source = (cls, getattr(fn, "__name__", ""), fn.__doc__, args, tuple(kwargs.items()))
-        known = _DESCRIBED.find(fn, *source)
+        known = find_shared(_DESCRIBED, fn, *source)
         if known is not None:
             parsed, schemas = known
             input_schema, output_schema = from_json(schemas)  # FastMCP may change them; `deepcopy` takes much longer
@@ -193,7 +183,7 @@ def _sharing(describe: Callable[..., Any]) -> Callable[..., Any]:
         # A function with injected parameters stays alone: FastMCP changes it, and its dependencies may hold anything.
         if parsed.fn is fn and set(parsed.input_schema.get("properties", ())) == set(inspect.signature(fn).parameters):
             schemas = to_json([parsed.input_schema, parsed.output_schema], serialize_unknown=True)
-            _DESCRIBED.keep(fn, (dataclasses.replace(parsed, fn=None), schemas), *source)
+            keep_shared(_DESCRIBED, fn, (dataclasses.replace(parsed, fn=None), schemas), *source)
         return parsed
 
     return shared

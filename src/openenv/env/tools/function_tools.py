@@ -30,7 +30,7 @@ from openenv.errors import ToolArgumentsError
 from openenv.protocol.schema import problems_of
 
 from .execution import TOOL_LOOP, blocking, cancellable
-from .fastmcp_caches import LOCAL, SharedByCode, is_plain_annotation, same_values
+from .fastmcp_caches import LOCAL, SharedByCode, find_shared, is_plain_annotation, keep_shared, same_values
 from .source import ToolEvents, ToolOutcome
 
 T = TypeVar("T")
@@ -231,11 +231,11 @@ class _Calling:
 
 # Environments define their tools in the constructor, so each session has new functions with the same code. To inspect
 # one costs more than a call.
-_CALLINGS: Final[SharedByCode[_Calling]] = SharedByCode()
+_CALLINGS: Final[SharedByCode[_Calling]] = WeakKeyDictionary()
 
 
 def _calling_of(fn: Callable[..., Any], offered: frozenset[str]) -> _Calling:
-    calling = _CALLINGS.find(fn, offered)
+    calling = find_shared(_CALLINGS, fn, offered)
     if calling is None:
         signature = inspect.signature(fn)
         injected = [parameter for name, parameter in signature.parameters.items() if name not in offered]
@@ -243,7 +243,7 @@ def _calling_of(fn: Callable[..., Any], offered: frozenset[str]) -> _Calling:
         context_name = injected[0].name if injected and is_plain else None
         is_async = inspect.iscoroutinefunction(fn) or inspect.isasyncgenfunction(fn)
         calling = _Calling(is_plain, is_async, context_name, _validator(fn, signature, offered))
-        _CALLINGS.keep(fn, calling, offered)
+        keep_shared(_CALLINGS, fn, calling, offered)
     return calling
 
 
@@ -256,7 +256,7 @@ class _Built:
     validate: Validator
 
 
-# Building a validator takes longer than all the rest, so functions that `SharedByCode` refuses share theirs as well: it
+# Building a validator takes longer than all the rest, so functions that `_CALLINGS` refuses share theirs as well: it
 # is kept per code object, for the types that the annotations mean.
 _VALIDATORS: WeakKeyDictionary[CodeType, list[_Built]] = WeakKeyDictionary()
 
