@@ -79,8 +79,9 @@ def test_an_environment_is_served_and_stepped(temporary: Path) -> None:
         assert provider.base_url.startswith("http://127.0.0.1:")
         with GenericEnvClient(provider.base_url) as client:
             assert client.reset().done is False
-        assert provider.log_path is not None
-        assert "echo_env is served" in provider.log_path.read_text()
+        log = provider.log_path
+        assert log is not None
+        wait_until(lambda: "echo_env is served" in log.read_text())
     assert "Shutting down" in provider.log()
     assert list(temporary.iterdir()) == []
     with pytest.raises(RuntimeError, match="has not been started"):
