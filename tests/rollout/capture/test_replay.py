@@ -6,6 +6,7 @@ import errno
 import json
 import os
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,8 @@ import pytest
 
 from openenv.errors import CaptureError
 from openenv.rollout.capture import Capture, CaptureServer, export, records
-from openenv.rollout.capture.records import FILE, SHARED
+from openenv.rollout.capture.model_call import _begin_sync
+from openenv.rollout.capture.records import FILE, SHARED, Recorder
 from openenv.rollout.tasks.task import BranchPoint, Budget, Model
 from waiting import wait_until
 
@@ -121,6 +123,14 @@ def test_fast_answers_share_a_write_of_the_disk(conversation: Any, monkeypatch: 
     conversation("r").ask(3)
     wait_until(lambda: disk.durable.count(b'"how":"complete"') == 3, 30, lambda: "the last answers are not written")
     assert disk.writes <= 3
+
+
+def test_a_planned_write_of_the_disk_ends_with_its_server(tmp_path: Path) -> None:
+    disk, recorder = ThreadPoolExecutor(1), Recorder(tmp_path / "r" / FILE, is_durable=True)
+    recorder.create({"rollout_id": "r"})
+    disk.shutdown()
+    _begin_sync(disk, recorder)
+    assert recorder.failure is None
 
 
 @pytest.mark.parametrize("stream", [False, True])

@@ -32,6 +32,7 @@ import asyncio
 import contextlib
 import logging
 import traceback
+from concurrent.futures import ThreadPoolExecutor
 
 from .answer_relay import AnswerRelay, send_final_answer
 from .call_parts import CallLedger, CallParts, Services
@@ -39,7 +40,7 @@ from .call_request import CallRequest, PreparedRequest
 from .captured_rollout import EXHAUSTED, CapturedRollout
 from .endpoint_sender import EndpointSender
 from .inbound import AgentReply
-from .records import Call, JournalFull
+from .records import Call, JournalFull, Recorder
 from .upstream_errors import ProxiedCallFailed
 
 log = logging.getLogger("openenv.rollout.capture")
@@ -235,4 +236,10 @@ class ProxiedCall:
         if pause_s == 0:
             await loop.run_in_executor(disk, recorder.sync)
         else:
-            loop.call_later(pause_s, disk.submit, recorder.sync)
+            loop.call_later(pause_s, _begin_sync, disk, recorder)
+
+
+def _begin_sync(disk: ThreadPoolExecutor, recorder: Recorder) -> None:
+    """Let the disk write the answers of the last second, unless the server has closed meanwhile."""
+    with contextlib.suppress(RuntimeError):
+        disk.submit(recorder.sync)
